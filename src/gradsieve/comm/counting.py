@@ -1,0 +1,78 @@
+"""A comm that counts what passes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradsieve.comm.protocol import FRAME_BYTES, Comm
+
+
+@dataclass
+class Traffic:
+    """One rank's traffic. Bytes include each message's frame; an all_reduce counts as reduce-scatter and all-gather."""
+
+    calls: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class CountingComm(Comm):
+    """Wraps any comm; `traffic` grows with every call, `reset` starts anew."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+        self.rank = comm.rank
+        self.size = comm.size
+        self.traffic = Traffic()
+
+    def reset(self) -> Traffic:
+        """Start from zero; what was counted so far comes back."""
+        counted, self.traffic = self.traffic, Traffic()
+        return counted
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Counted as the bandwidth-optimal algorithm: 2 (P-1)/P of the tensor each way, 2 (P-1) messages."""
+        self.traffic.calls += 1
+        num_bytes = 2 * (self.size - 1) * tensor.numel() * tensor.element_size() // self.size
+        num_messages = 2 * (self.size - 1)
+        self._sent(num_messages, num_bytes)
+        self._received(num_messages, num_bytes)
+        return self.comm.all_reduce(tensor)
+
+    def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """See `Comm.exchange`."""
+        self.traffic.calls += 1
+        for to, buffer in enumerate(buffers):
+            if to != self.rank:
+                self._sent(1, _num_bytes(buffer))
+        for source, buffer in self.comm.exchange(buffers):
+            if source != self.rank:
+                self._received(1, _num_bytes(buffer))
+            yield source, buffer
+
+    def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        """See `Comm.send_recv`."""
+        self.traffic.calls += 1
+        received = self.comm.send_recv(buffer, to, source)
+        if to is not None:
+            self._sent(1, _num_bytes(buffer))
+        if received is not None:
+            self._received(1, _num_bytes(received))
+        return received
+
+    def _sent(self, num_messages: int, num_bytes: int) -> None:
+        self.traffic.messages_sent += num_messages
+        self.traffic.bytes_sent += num_bytes
+
+    def _received(self, num_messages: int, num_bytes: int) -> None:
+        self.traffic.messages_received += num_messages
+        self.traffic.bytes_received += num_bytes
+
+
+def _num_bytes(buffer: Tensor) -> int:
+    return FRAME_BYTES + buffer.numel() * buffer.element_size()

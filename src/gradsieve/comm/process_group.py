@@ -1,0 +1,85 @@
+"""Ranks of a torch.distributed process group. All calls of one group come from one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradsieve.comm.protocol import Comm, rotation
+from gradsieve.comm.transport import CountedTransport, FramedTransport, Link, Transport
+from gradsieve.errors import InputError, MessageError
+
+DEFAULT_TIMEOUT_SECONDS = 1800.0  # torch's own for Gloo
+
+
+class TorchComm(Comm):
+    """Any process group. Gloo and NCCL by the same calls; NCCL has not been run yet."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        transport: Transport | None = None,
+    ) -> None:
+        self.group = _member_group(group)
+        if timeout_seconds <= 0:
+            raise InputError(f"timeout_seconds must be positive, got {timeout_seconds}")
+        self.rank = dist.get_rank(self.group)
+        self.size = dist.get_world_size(self.group)
+        self._link = Link(self.group, timeout_seconds)
+        # Gloo moves main memory only; other backends move what lives on this process's device.
+        gloo = dist.get_backend(self.group) == "gloo"
+        self.device = torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())
+        self._transport = transport or (
+            FramedTransport(self._link) if gloo else CountedTransport(self._link, self.device)
+        )
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The backend's own all_reduce."""
+        if not tensor.is_contiguous():
+            raise InputError("all_reduce needs a contiguous tensor: Gloo is silently wrong on strided views")
+        staged = tensor.to(self.device)
+        if staged.numel() and self.size > 1:
+            self._link.finish_call(dist.all_reduce, staged)
+        return tensor if staged is tensor else tensor.copy_(staged)
+
+    def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """See `Comm.exchange`."""
+        own = buffers[self.rank]
+        yield self.rank, own
+        if self.size == 1:
+            return
+        messages = [self._bytes(buffer) for buffer in buffers]
+        for source, message in self._transport.exchange(messages, rotation(self.rank, self.size)):
+            yield source, self._like(message, own, source)
+
+    def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        """See `Comm.send_recv`."""
+        received = self._transport.send_recv(self._bytes(buffer), to, source)
+        return None if received is None else self._like(received, buffer, source)
+
+    def _bytes(self, buffer: Tensor) -> Tensor:
+        return buffer.to(self.device).view(torch.uint8)
+
+    def _like(self, message: Tensor, buffer: Tensor, source: int | None) -> Tensor:
+        if message.numel() % buffer.element_size():
+            raise MessageError(
+                f"rank {self.rank}: rank {source} sent {message.numel()} bytes, which are no {buffer.dtype} values"
+            )
+        return message.view(buffer.dtype).to(buffer.device)
+
+
+def _member_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if not dist.is_available() or not dist.is_initialized():
+        raise InputError(
+            "torch.distributed is not initialized: start with torchrun and call "
+            "torch.distributed.init_process_group() first, or pass comm="
+        )
+    chosen = group if group is not None else dist.group.WORLD
+    if chosen is None or dist.get_rank(chosen) < 0:
+        raise InputError("this process is not a member of the process group it was given")
+    return chosen

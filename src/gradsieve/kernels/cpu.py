@@ -1,0 +1,215 @@
+"""The kernels for float32 and float64 on the CPU: Numba loops behind the reference's signatures.
+
+Long passes are cut among up to `torch.get_num_threads()` plain threads (the loops release the GIL). Not Numba's own
+`parallel=True`: its OpenMP pool kills forked data-loader workers and its `workqueue` pool forbids concurrent callers;
+starting a thread costs some 50 microseconds against milliseconds of work.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradsieve.kernels import loops
+from gradsieve.kernels.lanes import STORE_ALIGNMENT_BYTES
+from gradsieve.kernels.reference import Entries, index_dtype
+
+DTYPES = (torch.float32, torch.float64)
+CHUNK_ENTRIES = 1 << 18  # below this a second thread costs more than it saves
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def accumulate(
+    residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int
+) -> Entries | None:
+    """See `reference.accumulate`. One pass over memory, whether entries are collected or not."""
+    a, b, target = residual.numpy(), grad.numpy(), out.numpy()
+    threshold = _floor(torch.inf if floor is None else floor, target.dtype)
+
+    def collect(start: int, stop: int, indices: Array, values: Array) -> int:
+        part = target[start:stop]
+        head = _head(part)
+        return int(
+            loops.accumulate(a[start:stop], b[start:stop], part, head, threshold, start, indices, values)
+        )
+
+    entries = _collect(collect, out, 0 if floor is None else _room(expected))
+    if floor is None:
+        return None
+    return compact(out, floor, entries) if isinstance(entries, int) else entries
+
+
+def compact(x: Tensor, floor: float, expected: int) -> Entries:
+    """See `reference.compact`."""
+    source = x.numpy()
+    threshold = _floor(floor, source.dtype)
+
+    def collect(start: int, stop: int, indices: Array, values: Array) -> int:
+        return int(loops.compact(source[start:stop], threshold, start, indices, values))
+
+    entries = _collect(collect, x, _room(expected))
+    return compact(x, floor, entries) if isinstance(entries, int) else entries
+
+
+def kth_magnitude(x: Tensor, k: int) -> float:
+    """See `reference.kth_magnitude`."""
+    bits, key_mask, key_bits = _keys(x)
+    key, _ = loops.kth_key(bits, k, key_mask, key_bits)
+    value = float(np.array([key], dtype=bits.dtype).view(x.numpy().dtype)[0])
+    return torch.inf if np.isnan(value) else value
+
+
+def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
+    """See `reference.cut`."""
+    numel = values.numel()
+    if k >= numel:
+        return (indices, values), (indices[:0], values[:0])
+    if k <= 0:
+        return (indices[:0], values[:0]), (indices, values)
+    bits, key_mask, key_bits = _keys(values)
+    kth, ties = loops.kth_key(bits, k, key_mask, key_bits)
+    kept, dropped = _empty_like(indices, values, k), _empty_like(indices, values, numel - k)
+    loops.cut(
+        *_arrays(indices, values), bits, key_mask, kth, ties, *_arrays(*kept), *_arrays(*dropped)
+    )
+    return kept, dropped
+
+
+def merge(a: Entries, b: Entries) -> Entries:
+    """See `reference.merge`."""
+    out = _empty_like(*a, a[0].numel() + b[0].numel())
+    found = loops.merge(*_arrays(*a), *_arrays(*b), *_arrays(*out))
+    return out[0][:found], out[1][:found]
+
+
+def exclude(entries: Entries, other: Tensor) -> Entries:
+    """See `reference.exclude`."""
+    out = _empty_like(*entries, entries[0].numel())
+    found = loops.exclude(*_arrays(*entries), other.numpy(), *_arrays(*out))
+    return out[0][:found], out[1][:found]
+
+
+def first_disorder(indices: Tensor, low: int, high: int) -> int:
+    """See `reference.first_disorder`."""
+    return int(loops.first_disorder(indices.numpy(), low, high))
+
+
+def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """See `reference.write_sparse_`."""
+    target = out.numpy()
+
+    def fill(chunk: int, start: int, stop: int) -> None:
+        part = target[start:stop]
+        loops.zero(part, _head(part))
+
+    _in_threads(fill, out.numel())
+    loops.scatter(target, *_arrays(indices, values.to(out.dtype)))
+
+
+def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """See `reference.scatter_add_`."""
+    loops.scatter_add(out.numpy(), *_arrays(indices, values.to(out.dtype)))
+
+
+def settle_(accumulated: Tensor, sent: Tensor, leftover: Entries) -> None:
+    """See `reference.settle_`."""
+    loops.settle(accumulated.numpy(), sent.numpy(), *_arrays(leftover[0], leftover[1].to(accumulated.dtype)))
+
+
+def moments(x: Tensor) -> tuple[float, float]:
+    """See `reference.moments`."""
+    source = x.numpy()
+    sums = np.zeros((len(_chunk_bounds(x.numel())) - 1, 2))
+
+    def sum_part(chunk: int, start: int, stop: int) -> None:
+        sums[chunk] = loops.moments(source[start:stop])
+
+    _in_threads(sum_part, x.numel())
+    total, squares = sums.sum(axis=0) / x.numel()
+    return float(total), float(np.sqrt(max(squares - total * total, 0.0)))
+
+
+def descending_points(values: Tensor, ranks: Tensor) -> Tensor:
+    """See `reference.descending_points`."""
+    ordered = np.abs(values.numpy())
+    ordered[np.isnan(ordered)] = np.inf
+    ordered.sort()  # NumPy's vectorized sort; torch's takes several times as long
+    return torch.from_numpy(ordered[::-1][ranks.numpy()])
+
+
+def _floor(floor: float, dtype: np.dtype[Any]) -> Any:
+    """At least the smallest positive number, so that zeros are never picked."""
+    return max(dtype.type(floor), np.nextafter(dtype.type(0), dtype.type(1)))
+
+
+def _room(expected: int) -> int:
+    """A little more than the guess: a miss costs a second pass."""
+    return expected + expected // 4 + 256
+
+
+def _head(part: Array) -> int:
+    """How many entries come before the first one on a streaming-store boundary."""
+    gap = -part.ctypes.data % STORE_ALIGNMENT_BYTES
+    return min(gap // part.itemsize, part.size)
+
+
+def _keys(x: Tensor) -> tuple[Array, Any, int]:
+    """Bit patterns, the mask that takes the sign off, and how many bits remain."""
+    integers = np.dtype(np.int32 if x.dtype == torch.float32 else np.int64)
+    return x.numpy().view(integers), np.iinfo(integers).max, 8 * integers.itemsize - 1
+
+
+def _arrays(indices: Tensor, values: Tensor) -> tuple[Array, Array]:
+    return indices.numpy(), values.numpy()
+
+
+def _empty_like(indices: Tensor, values: Tensor, numel: int) -> Entries:
+    return torch.empty(numel, dtype=indices.dtype), torch.empty(numel, dtype=values.dtype)
+
+
+def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: int) -> Entries | int:
+    """Run a collecting loop over all chunks; if one found more than its share of the room, the room they need."""
+    chunks = len(_chunk_bounds(x.numel())) - 1
+    share = room if chunks == 1 else room // chunks + room // 8 + 64
+    indices = torch.empty((chunks, share), dtype=index_dtype(x.numel()))
+    values = torch.empty((chunks, share), dtype=x.dtype)
+    found = [0] * chunks
+
+    def run(chunk: int, start: int, stop: int) -> None:
+        found[chunk] = collect(start, stop, *_arrays(indices[chunk], values[chunk]))
+
+    _in_threads(run, x.numel())
+    if max(found) > share:
+        return chunks * max(found)
+    if chunks == 1:
+        return indices[0, : found[0]], values[0, : found[0]]
+    parts = range(chunks)
+    return torch.cat([indices[c, : found[c]] for c in parts]), torch.cat([values[c, : found[c]] for c in parts])
+
+
+def _chunk_bounds(numel: int) -> list[int]:
+    """Equal parts on cache-line boundaries, one a thread; an empty vector is one part."""
+    threads = max(1, min(torch.get_num_threads(), numel // CHUNK_ENTRIES))
+    step = -(-numel // threads)
+    step += -step % STORE_ALIGNMENT_BYTES
+    return [min(part * step, numel) for part in range(threads)] + [numel]
+
+
+def _in_threads(work: Callable[[int, int, int], None], numel: int) -> None:
+    """Call `work(chunk, start, stop)` for every chunk, the first one on this thread."""
+    bounds = _chunk_bounds(numel)
+    others = [
+        threading.Thread(target=work, args=(chunk, bounds[chunk], bounds[chunk + 1]))
+        for chunk in range(1, len(bounds) - 1)
+    ]
+    for thread in others:
+        thread.start()
+    work(0, bounds[0], bounds[1])
+    for thread in others:
+        thread.join()

@@ -1,0 +1,110 @@
+"""The kernels in plain torch operations, for any device and dtype: the definition the fast ones are tested against.
+
+Magnitude comparisons count a NaN as larger than anything, so that it is always picked and seen by every rank, and
+never pick a zero. Values keep the dtype of the vector they come from; indices are int32 up to 2^31 - 1 entries.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Entries = tuple[Tensor, Tensor]
+"""Indices, strictly increasing, and their values."""
+
+
+def index_dtype(numel: int) -> torch.dtype:
+    """The narrowest integer type that holds every index of a vector of this length."""
+    return torch.int32 if numel <= torch.iinfo(torch.int32).max else torch.int64
+
+
+def magnitudes(x: Tensor) -> Tensor:
+    """|x| with NaN as infinity's successor: the order all selections use."""
+    return torch.where(torch.isnan(x), torch.inf, x.abs())
+
+
+def accumulate(
+    residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int
+) -> Entries | None:
+    """`out = residual + grad`; with a floor, also the entries of the sum that are not below it."""
+    torch.add(residual, grad, out=out)
+    return None if floor is None else compact(out, floor, expected)
+
+
+def compact(x: Tensor, floor: float, expected: int) -> Entries:
+    """The non-zero entries whose magnitude is not below `floor`; `expected` is a guess at how many there are."""
+    threshold = torch.tensor(floor, dtype=x.dtype, device=x.device)
+    picked = ~(x.abs() < threshold) & (x != 0)
+    positions = picked.nonzero().flatten()
+    return positions.to(index_dtype(x.numel())), x[positions]
+
+
+def kth_magnitude(x: Tensor, k: int) -> float:
+    """The k-th largest magnitude, 1 <= k <= numel."""
+    return float(magnitudes(x).topk(k).values[-1])
+
+
+def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
+    """The k entries of largest magnitude, and the others; among equals the lower index is kept."""
+    order = _orderable(values).sort(descending=True, stable=True).indices
+    kept, dropped = order[:k].sort().values, order[k:].sort().values
+    return (indices[kept], values[kept]), (indices[dropped], values[dropped])
+
+
+def merge(a: Entries, b: Entries) -> Entries:
+    """The sum of two sorted runs. Sums that cancel stay, as zeros: they tell that the index was delivered."""
+    indices, places = torch.cat([a[0], b[0]]).unique(return_inverse=True)
+    values = torch.zeros(indices.numel(), dtype=a[1].dtype, device=a[1].device)
+    # Each run has an index once, so two additions in order are exact and repeatable, on any device.
+    values[places[: a[0].numel()]] += a[1]
+    values[places[a[0].numel() :]] += b[1]
+    return indices, values
+
+
+def exclude(entries: Entries, other: Tensor) -> Entries:
+    """The entries whose index is not in the sorted `other`."""
+    kept = ~torch.isin(entries[0], other, assume_unique=True)
+    return entries[0][kept], entries[1][kept]
+
+
+def first_disorder(indices: Tensor, low: int, high: int) -> int:
+    """The first position whose index is out of `[low, high)` or not above the one before; -1 if there is none."""
+    if indices.numel() == 0:
+        return -1
+    bad = (indices < low) | (indices >= high)
+    bad[1:] |= indices[1:] <= indices[:-1]
+    return int(bad.nonzero()[0]) if bool(bad.any()) else -1
+
+
+def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """`out` becomes zero but for the given entries."""
+    out.zero_()
+    out[indices] = values.to(out.dtype)
+
+
+def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """`out[indices] += values`; an index may come once only."""
+    out[indices] += values.to(out.dtype)
+
+
+def settle_(accumulated: Tensor, sent: Tensor, leftover: Entries) -> None:
+    """Zero what was sent, then add back what was not delivered."""
+    accumulated[sent] = 0
+    scatter_add_(accumulated, *leftover)
+
+
+def moments(x: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation."""
+    wide = x.double()
+    return float(wide.mean()), float(wide.std(correction=0))
+
+
+def descending_points(values: Tensor, ranks: Tensor) -> Tensor:
+    """The magnitudes at the given ranks, 0 being the largest."""
+    return magnitudes(values).sort(descending=True).values[ranks.to(values.device)]
+
+
+def _orderable(values: Tensor) -> Tensor:
+    """Bit patterns of the magnitudes: integers that sort as they do, with NaN on top."""
+    wide = values if values.dtype == torch.float64 else values.float()
+    return wide.abs().view(torch.int64 if wide.dtype == torch.float64 else torch.int32)

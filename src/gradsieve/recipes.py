@@ -1,0 +1,121 @@
+"""Named combinations: a selector, a reducer and a form of error feedback that belong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gradsieve.feedback import Feedback, MomentumResidual, NoFeedback, Residual
+from gradsieve.reducers import Reducer
+from gradsieve.reducers.dense import Dense
+from gradsieve.reducers.gtopk import GTopk
+from gradsieve.reducers.oktopk import OkTopk
+from gradsieve.reducers.spardl import SparDL
+from gradsieve.reducers.topka import TopkA
+from gradsieve.reducers.topkdsa import TopkDsa
+from gradsieve.registry import Registry
+from gradsieve.selectors import Everything, Selector
+from gradsieve.selectors.dgc import Dgc
+from gradsieve.selectors.exact import Exact
+from gradsieve.selectors.gaussian import Gaussian
+from gradsieve.selectors.random import Random
+from gradsieve.selectors.threshold import Threshold
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to send, how to sum it, what to do with the rest."""
+
+    selector: Selector[Any]
+    reducer: Reducer[Any]
+    feedback: Feedback[Any] = Residual()
+
+
+@dataclass(frozen=True)
+class DenseRecipe(Recipe):
+    """Everything, by the backend's all_reduce."""
+
+    selector: Selector[Any] = Everything()
+    reducer: Reducer[Any] = Dense()
+    feedback: Feedback[Any] = NoFeedback()
+
+
+@dataclass(frozen=True)
+class TopkARecipe(Recipe):
+    """Exact top-k, gathered by all and added locally."""
+
+    selector: Selector[Any] = Exact()
+    reducer: Reducer[Any] = TopkA()
+
+
+@dataclass(frozen=True)
+class TopkDsaRecipe(Recipe):
+    """Exact top-k, split over equal regions, added by their owners, gathered (SparCML)."""
+
+    selector: Selector[Any] = Exact()
+    reducer: Reducer[Any] = TopkDsa()
+
+
+@dataclass(frozen=True)
+class GTopkRecipe(Recipe):
+    """Exact top-k, merged along a tree that keeps k at every node (gTop-k)."""
+
+    selector: Selector[Any] = Exact()
+    reducer: Reducer[Any] = GTopk()
+
+
+@dataclass(frozen=True)
+class GaussianKRecipe(Recipe):
+    """A threshold from mean and deviation, gathered by all (GaussianK-SGD)."""
+
+    selector: Selector[Any] = Gaussian()
+    reducer: Reducer[Any] = TopkA()
+
+
+@dataclass(frozen=True)
+class OkTopkRecipe(Recipe):
+    """A reused threshold, balanced regions, a global threshold: traffic that does not grow with workers (Ok-Topk)."""
+
+    selector: Selector[Any] = Threshold()
+    reducer: Reducer[Any] = OkTopk()
+
+
+@dataclass(frozen=True)
+class DgcRecipe(Recipe):
+    """A sampled threshold, gathered by all, with momentum correction and factor masking (DGC)."""
+
+    selector: Selector[Any] = Dgc()
+    reducer: Reducer[Any] = TopkA()
+    feedback: Feedback[Any] = MomentumResidual()
+
+
+@dataclass(frozen=True)
+class RandomKRecipe(Recipe):
+    """k entries by lot, the same on all ranks: the baseline."""
+
+    selector: Selector[Any] = Random()
+    reducer: Reducer[Any] = TopkA()
+
+
+@dataclass(frozen=True)
+class SparDLRecipe(Recipe):
+    """Exact top-k, reduced block by block in log P rounds (SparDL)."""
+
+    selector: Selector[Any] = Exact()
+    reducer: Reducer[Any] = SparDL()
+
+
+RECIPES: Registry[type[Recipe]] = Registry(
+    "recipe",
+    {
+        "dense": DenseRecipe,
+        "topka": TopkARecipe,
+        "topkdsa": TopkDsaRecipe,
+        "gtopk": GTopkRecipe,
+        "gaussiank": GaussianKRecipe,
+        "oktopk": OkTopkRecipe,
+        "dgc": DgcRecipe,
+        "randomk": RandomKRecipe,
+        "spardl": SparDLRecipe,
+    },
+)

@@ -1,0 +1,66 @@
+"""gTop-k (Shi et al., ICDCS 2019): a binary tree that keeps the k largest at every merge. Any number of ranks.
+
+1. Up the tree: a rank sends its entries to its parent, who adds them to its own and cuts the sum to k.
+2. Down the tree: the root's k entries are the total, and go the same way back.
+3. Whoever cuts keeps what it cut, as its own leftover.
+Step 3 is not the published rule, which clears a rank's residual wherever the total has an entry, although the rank's
+contribution may have been cut on the way: what was cut is then lost (see `gtopk_paper`).
+Cost: up to 2 ceil(log2 P) messages and 4k ceil(log2 P) words at the root, 2k each way elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gradsieve.comm import Comm
+from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
+from gradsieve.vector import SparseVector, add
+from gradsieve.wire import Channel
+
+
+class Place(NamedTuple):
+    """A rank's place in the binomial tree rooted at 0."""
+
+    parent: int | None
+    children: tuple[int, ...]  # in the order they are merged
+
+
+def place(rank: int, size: int) -> Place:
+    """Rank r hangs below r minus its lowest set bit; its children are r + 1, r + 2, r + 4, ... below that bit."""
+    children = []
+    distance = 1
+    while rank % (2 * distance) == 0 and distance < size:
+        if rank + distance < size:
+            children.append(rank + distance)
+        distance *= 2
+    return Place(None if rank == 0 else rank - distance, tuple(children))
+
+
+@dataclass(frozen=True)
+class GTopk(StatelessReducer):
+    """Tree of merges, each cut to k; what is cut stays with who cut it."""
+
+    def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
+        """See `Reducer.reduce`."""
+        channel = Channel(comm, local.numel, k)
+        total, cut = tree_top(local, k, channel)  # 1, 2
+        return Reduced(total, cut), state  # 3
+
+
+def tree_top(local: SparseVector, k: int, channel: Channel) -> tuple[SparseVector, SparseVector]:
+    """The k entries that come out of the tree, and what this rank cut off on the way."""
+    parent, children = place(channel.comm.rank, channel.comm.size)
+    current, cut = local, [SparseVector.empty(local.numel, local.values)]
+    for child in children:
+        current, dropped = add([current, channel.receive(child)]).top(k)
+        cut.append(dropped)
+    if parent is None:
+        total, dropped = current.top(k)
+        cut.append(dropped)
+    else:
+        channel.send(current, parent)
+        total = channel.receive(parent)
+    for child in reversed(children):
+        channel.send(total, child)
+    return total, add(cut)

@@ -1,0 +1,79 @@
+"""What a reducer is: all ranks together sum the sparse vectors they picked.
+
+The law every conserving reducer obeys, coordinate by coordinate, at every step:
+`sum over ranks of local == total + sum over ranks of leftover`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+
+from gradsieve.comm import Comm
+from gradsieve.errors import InputError, MismatchError
+from gradsieve.vector import SparseVector
+
+S = TypeVar("S")
+
+
+class Reduced(NamedTuple):
+    """What a reduction gives each rank."""
+
+    total: SparseVector  # the same on every rank, bit for bit; a sum, never a mean
+    leftover: SparseVector  # what this rank must keep
+
+
+class NoState(NamedTuple):
+    """For algorithms that remember nothing between steps."""
+
+
+class Reducer(ABC, Generic[S]):
+    """Sparse to sparse, over all ranks. Settings are frozen; state goes in and comes out."""
+
+    conserving: ClassVar[bool] = True
+    """Whether the law holds; only published rules kept for comparison may break it."""
+
+    def init(self, numel: int, comm: Comm) -> S:
+        """The state before the first step. All ranks call it together, and agree on `numel`."""
+        agree("numel", numel, comm)
+        if numel < 1:
+            raise InputError(f"rank {comm.rank}: numel must be at least 1, got {numel}")
+        return self.start(numel, comm)
+
+    def __call__(self, local: SparseVector, k: int, state: S, comm: Comm) -> tuple[Reduced, S]:
+        """Sum what all ranks picked, keeping about k entries; all ranks call it together with the same k."""
+        if not 1 <= k <= local.numel:
+            raise InputError(f"rank {comm.rank}: k must be in [1, numel = {local.numel}], got {k}")
+        return self.reduce(local, k, state, comm)
+
+    @abstractmethod
+    def start(self, numel: int, comm: Comm) -> S:
+        """The state before the first step."""
+
+    @abstractmethod
+    def reduce(self, local: SparseVector, k: int, state: S, comm: Comm) -> tuple[Reduced, S]:
+        """The algorithm."""
+
+
+class StatelessReducer(Reducer[NoState]):
+    """Base of algorithms that remember nothing."""
+
+    def start(self, numel: int, comm: Comm) -> NoState:
+        """See `Reducer.start`."""
+        return NoState()
+
+
+def agree(what: str, value: int, comm: Comm) -> None:
+    """Raise on every rank, naming who differs, unless all ranks have the same value."""
+    gathered = comm.all_gather_v(torch.tensor([value], dtype=torch.int64))
+    values = [int(item) for item in torch.cat(gathered)]
+    if len(set(values)) > 1:
+        listed = ", ".join(f"{v} on rank {rank}" for rank, v in enumerate(values))
+        raise MismatchError(f"rank {comm.rank}: {what} must be the same on all ranks, got {listed}")
+
+
+def equal_bounds(numel: int, size: int) -> tuple[int, ...]:
+    """Cut `numel` entries into `size` parts, none larger than ceil(numel / size)."""
+    return tuple(numel * part // size for part in range(size + 1))

@@ -1,0 +1,84 @@
+"""SparDL (Zhao et al., ICDE 2024): log P rounds and no growth. Any number of ranks.
+
+Block b of P equal index blocks ends up at rank b.
+1. Each rank cuts each block of its entries to ceil(k/P).
+2. Reduce-scatter in ceil(log2 P) rounds, at distances 2^i < P from the largest down: a rank holds partial sums of the
+   blocks from its own on to twice the distance further; the further half goes to the rank at that distance ahead, who
+   adds it and cuts each block to ceil(k/P) again.
+3. All-gather of the finished blocks in as many rounds, the same ways backwards (Bruck).
+4. Whoever cuts keeps what it cut.
+Cost: 2 ceil(log2 P) messages, 4k(P-1)/P words a rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradsieve.comm import Comm
+from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer, equal_bounds
+from gradsieve.vector import SparseVector, add
+from gradsieve.wire import Channel
+
+
+@dataclass(frozen=True)
+class SparDL(StatelessReducer):
+    """Blocks summed and gathered along doubling distances, cut at every sum."""
+
+    def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
+        """See `Reducer.reduce`."""
+        blocks = _Blocks(local, k, comm)  # 1
+        for distance in reversed(_distances(comm.size)):  # 2
+            blocks.pass_on(distance)
+        for distance in _distances(comm.size):  # 3
+            blocks.collect(distance)
+        return Reduced(SparseVector.concatenate(blocks.held), add(blocks.cut)), state  # 4
+
+
+class _Blocks:
+    """The blocks of one rank during one step, by block number, and what it cut so far."""
+
+    def __init__(self, local: SparseVector, k: int, comm: Comm) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self.channel = Channel(comm, local.numel, k)
+        self.bounds = equal_bounds(local.numel, comm.size)
+        self.budget = -(-k // comm.size)
+        self.cut: list[SparseVector] = []
+        self.held = [self._cut(block) for block in local.split(self.bounds)]
+
+    def pass_on(self, distance: int) -> None:
+        """One round of the reduce-scatter."""
+        reach = min(2 * distance, self.size)
+        arrived = self._swap(
+            self._ahead(self.rank, distance, reach),
+            to=(self.rank + distance) % self.size,
+            source=(self.rank - distance) % self.size,
+        )
+        for number in self._ahead(self.rank, 0, reach - distance):
+            self.held[number] = self._cut(add([self.held[number], arrived[number]]))
+
+    def collect(self, distance: int) -> None:
+        """One round of the all-gather."""
+        source = (self.rank + distance) % self.size
+        span = min(distance, self.size - distance)
+        arrived = self._swap(
+            self._ahead(self.rank, 0, span), to=(self.rank - distance) % self.size, source=source
+        )
+        for number in self._ahead(source, 0, span):
+            self.held[number] = arrived[number]
+
+    def _ahead(self, rank: int, start: int, stop: int) -> list[int]:
+        return [(rank + offset) % self.size for offset in range(start, stop)]
+
+    def _swap(self, numbers: list[int], to: int, source: int) -> list[SparseVector]:
+        """Send some blocks as one vector; what arrives comes cut into all P blocks."""
+        outgoing = SparseVector.concatenate([self.held[number] for number in sorted(numbers)])
+        return self.channel.swap(outgoing, to, source).split(self.bounds)
+
+    def _cut(self, block: SparseVector) -> SparseVector:
+        kept, dropped = block.top(self.budget)
+        self.cut.append(dropped)
+        return kept
+
+
+def _distances(size: int) -> list[int]:
+    return [1 << power for power in range((size - 1).bit_length())]

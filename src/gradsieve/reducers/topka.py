@@ -1,0 +1,27 @@
+"""TopkA: everybody gathers everybody's picks and adds them up (Renggli et al., SC 2019; DGC; GaussianK).
+
+1. all_gather_v of the local entries.
+2. Every rank adds them, in rank order, so that all get the same bits.
+Nothing is left over. Cost: P-1 messages, up to 2k(P-1) words a rank: it grows with the number of workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradsieve.comm import Comm
+from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
+from gradsieve.vector import SparseVector, add
+from gradsieve.wire import Channel
+
+
+@dataclass(frozen=True)
+class TopkA(StatelessReducer):
+    """All-gather, then a local sum."""
+
+    def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
+        """See `Reducer.reduce`."""
+        channel = Channel(comm, local.numel, k)
+        gathered = channel.gather(local)  # 1
+        total = add(gathered)  # 2
+        return Reduced(total, SparseVector.empty(local.numel, local.values)), state

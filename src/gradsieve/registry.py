@@ -1,0 +1,42 @@
+"""Names to classes: the one place command line, benchmarks, docs and tests get their choices from."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+from gradsieve.errors import UnknownNameError
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T]):
+    """A read-only mapping whose lookup error names the nearest entry."""
+
+    def __init__(self, kind: str, entries: Mapping[str, T]) -> None:
+        self.kind = kind
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> T:
+        try:
+            return self._entries[name]
+        except (KeyError, TypeError):
+            raise UnknownNameError(self._unknown(name)) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"{self.kind} registry: {', '.join(self)}"
+
+    def _unknown(self, name: object) -> str:
+        near = difflib.get_close_matches(str(name).lower(), self._entries, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"unknown {self.kind} {name!r}; {hint}allowed: {', '.join(self)}"

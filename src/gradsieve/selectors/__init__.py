@@ -1,0 +1,27 @@
+"""Dense to sparse: which entries a rank sends. One file each, one line each here."""
+
+from typing import Any
+
+from gradsieve.registry import Registry
+from gradsieve.selectors.dgc import Dgc
+from gradsieve.selectors.everything import Everything
+from gradsieve.selectors.exact import Exact
+from gradsieve.selectors.gaussian import Gaussian
+from gradsieve.selectors.gaussian_paper import GaussianPaper
+from gradsieve.selectors.protocol import Selector
+from gradsieve.selectors.random import Random
+from gradsieve.selectors.threshold import Threshold
+
+__all__ = ["SELECTORS", "Everything", "Selector"]
+
+SELECTORS: Registry[type[Selector[Any]]] = Registry(
+    "selector",
+    {
+        "exact": Exact,
+        "threshold": Threshold,
+        "gaussian": Gaussian,
+        "gaussian_paper": GaussianPaper,
+        "dgc": Dgc,
+        "random": Random,
+    },
+)

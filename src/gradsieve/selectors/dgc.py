@@ -1,0 +1,55 @@
+"""Sampled top-k, from Deep Gradient Compression (Lin et al., ICLR 2018).
+
+1. The threshold is the k-th magnitude of a sample of the entries (1 %), scaled.
+2. What is not below it is picked.
+3. One correction: too many are cut to the k largest of the picked; for too few the threshold is lowered once by what
+   the count says, and the rest cut to k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradsieve.errors import InputError
+from gradsieve.kernels import Entries, kernels
+from gradsieve.selectors.protocol import NoState, Stateless
+from gradsieve.selectors.search import sample
+from gradsieve.vector import SparseVector
+
+
+@dataclass(frozen=True)
+class Dgc(Stateless):
+    """Picks by the threshold of a sample."""
+
+    sample_fraction: float = 0.01  # of the entries that are looked at; more is closer to k, and slower
+    min_sample_entries: int = 4096  # a small vector's sample has at least as many, or all
+    tolerance: float = 1.25  # counts within this factor of k need no correction
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sample_fraction <= 1:
+            raise InputError(f"sample_fraction must be in (0, 1], got {self.sample_fraction}")
+        if self.tolerance < 1:
+            raise InputError(f"tolerance must be at least 1, got {self.tolerance}")
+
+    def __call__(
+        self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None = None
+    ) -> tuple[SparseVector, NoState]:
+        """See `Selector.__call__`."""
+        numel = accumulated.numel()
+        looked_at = sample(accumulated, max(self.min_sample_entries, int(numel * self.sample_fraction)))
+        entries = self._above(accumulated, looked_at, k, float(k))
+        count = entries[0].numel()
+        if count < k / self.tolerance:
+            entries = self._above(accumulated, looked_at, k, k * min(4.0, self.tolerance * k / max(count, 1)))
+            count = entries[0].numel()
+        if count > k * self.tolerance:
+            entries, _ = kernels(accumulated).cut(*entries, k)
+        return SparseVector.trusted(entries, numel), state
+
+    def _above(self, x: Tensor, looked_at: Tensor, k: int, wanted: float) -> Entries:
+        """What is not below the magnitude that `wanted` entries of x reach, as far as the sample can tell."""
+        rank = max(1, round(wanted * looked_at.numel() / x.numel()))
+        threshold = kernels(looked_at).kth_magnitude(looked_at, min(rank, looked_at.numel()))
+        return kernels(x).compact(x, threshold, k)

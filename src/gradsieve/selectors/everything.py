@@ -1,0 +1,22 @@
+"""No selection: every entry is sent. The dense recipe's selector; not in the registry, since it knows no density."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradsieve.kernels import Entries
+from gradsieve.selectors.protocol import NoState, Stateless
+from gradsieve.vector import SparseVector
+
+
+@dataclass(frozen=True)
+class Everything(Stateless):
+    """Passes the dense vector on, without index arrays."""
+
+    def __call__(
+        self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None = None
+    ) -> tuple[SparseVector, NoState]:
+        """See `Selector.__call__`."""
+        return SparseVector.full(accumulated), state

@@ -1,0 +1,53 @@
+"""What a selector is: it decides, locally, which entries of the accumulated gradient are sent.
+
+Whatever the rule, indices come sorted and unique, zeros are never picked, and entries that are not finite always are:
+so a NaN on one rank reaches every rank in the exchange itself, and all can agree to skip the step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from gradsieve.kernels import Entries
+from gradsieve.vector import SparseVector
+
+S = TypeVar("S")
+
+
+class Selector(Protocol[S]):
+    """Dense to sparse, about k of n. Settings are frozen; state goes in and comes out."""
+
+    def init(self, numel: int) -> S:
+        """The state before the first step."""
+        ...
+
+    def floor(self, state: S) -> float | None:
+        """A magnitude below which this step will likely pick nothing; None if there is no telling.
+
+        Feedback collects the entries above it in the pass that adds the gradient in, which spares a pass here.
+        """
+        ...
+
+    def __call__(
+        self, accumulated: Tensor, k: int, state: S, candidates: Entries | None = None
+    ) -> tuple[SparseVector, S]:
+        """The picked entries. `candidates`: all that are not below `floor(state)`, if they have been collected."""
+        ...
+
+
+class NoState(NamedTuple):
+    """Nothing to remember."""
+
+
+class Stateless:
+    """Base of rules that look at the present only."""
+
+    def init(self, numel: int) -> NoState:
+        """See `Selector.init`."""
+        return NoState()
+
+    def floor(self, state: NoState) -> float | None:
+        """See `Selector.floor`."""
+        return None

@@ -1,0 +1,52 @@
+"""Finding the k largest magnitudes without sorting: guess a floor, collect what is above it, cut that to k.
+
+A guess that turns out too high costs one more pass; the result is exact either way.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gradsieve.kernels import Entries, kernels
+
+SAMPLE_ENTRIES = 1 << 16
+GUESS_DEVIATIONS = 4.0  # how far below the estimate the floor is put; more lets fewer guesses fail, but collects more
+
+
+def sample(x: Tensor, num_entries: int) -> Tensor:
+    """About `num_entries` entries, one from each of as many equal stretches, at places that follow no pattern in x."""
+    stretch = max(1, x.numel() // num_entries)
+    starts = torch.arange(0, x.numel() - stretch + 1, stretch, device=x.device)
+    # Knuth's multiplicative hash: a fixed stride could fall in step with the rows of a weight matrix.
+    return x[starts + (starts // stretch * 2654435761 % (1 << 32)) % stretch]
+
+
+def sampled_floor(x: Tensor, k: int) -> float:
+    """A magnitude that very likely has at least k entries of x above it, and not many more."""
+    picked = sample(x, SAMPLE_ENTRIES)
+    rank = k * picked.numel() / x.numel()
+    rank = math.ceil(rank + GUESS_DEVIATIONS * math.sqrt(rank)) + 1
+    if rank >= picked.numel():
+        return 0.0
+    return kernels(picked).kth_magnitude(picked, rank)
+
+
+def top_entries(x: Tensor, k: int, candidates: Entries | None = None) -> tuple[Entries, float]:
+    """The k entries of largest magnitude (fewer if the rest is zero), ties to the lower index, and the k-th magnitude.
+
+    `candidates`, if given, are all entries above some floor, and spare the search if there are at least k.
+    """
+    fast = kernels(x)
+    if k >= x.numel():
+        return fast.compact(x, 0.0, k), 0.0
+    if candidates is None or candidates[0].numel() < k:
+        candidates = fast.compact(x, sampled_floor(x, k), k + k // 4)
+    if candidates[0].numel() < k:
+        candidates = fast.compact(x, fast.kth_magnitude(x, k), k)
+    if candidates[0].numel() < k:
+        return candidates, 0.0
+    kept, _ = fast.cut(*candidates, k)
+    return kept, fast.kth_magnitude(kept[1], k)

@@ -1,0 +1,182 @@
+"""A vector that is mostly zero: the currency between selectors, reducers and feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradsieve.errors import InputError
+from gradsieve.kernels import Entries, index_dtype, kernels
+
+
+@dataclass(frozen=True, eq=False)
+class SparseVector:
+    """`values` at strictly increasing `indices` of a vector of `numel` entries; the rest is zero.
+
+    The constructor checks what it is given. A vector that has every entry holds no indices in memory: make it with
+    `SparseVector.full(values)`, and `indices` is computed when asked for.
+    """
+
+    _indices: Tensor | None
+    values: Tensor
+    numel: int
+
+    def __init__(self, indices: Tensor, values: Tensor, numel: int) -> None:
+        checked = _checked(indices, values, numel)
+        self._set(checked, values, numel)
+
+    @classmethod
+    def trusted(cls, entries: Entries, numel: int) -> SparseVector:
+        """Entries that are known to be well formed, such as a kernel's result."""
+        vector = object.__new__(cls)
+        vector._set(*entries, numel)
+        return vector
+
+    @classmethod
+    def full(cls, values: Tensor) -> SparseVector:
+        """Every entry of a dense vector, zeros included, without index arrays and without a copy."""
+        vector = object.__new__(cls)
+        vector._set(None, values, values.numel())
+        return vector
+
+    @classmethod
+    def empty(cls, numel: int, like: Tensor) -> SparseVector:
+        """No entries, on the device and with the dtype of `like`."""
+        indices = torch.empty(0, dtype=index_dtype(numel), device=like.device)
+        return cls.trusted((indices, torch.empty(0, dtype=like.dtype, device=like.device)), numel)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[SparseVector]) -> SparseVector:
+        """Parts of one vector whose index ranges follow each other."""
+        entries = torch.cat([p.indices for p in parts]), torch.cat([p.values for p in parts])
+        return cls.trusted(entries, parts[0].numel)
+
+    @property
+    def indices(self) -> Tensor:
+        """Strictly increasing positions."""
+        if self._indices is None:
+            return torch.arange(self.numel, dtype=index_dtype(self.numel), device=self.values.device)
+        return self._indices
+
+    @property
+    def entries(self) -> Entries:
+        """Indices and values."""
+        return self.indices, self.values
+
+    @property
+    def nnz(self) -> int:
+        """How many entries are stored."""
+        return self.values.numel()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every entry is stored and indices are implied."""
+        return self._indices is None
+
+    def __repr__(self) -> str:
+        kind = str(self.values.dtype).removeprefix("torch.")
+        return f"SparseVector(nnz={self.nnz}, numel={self.numel}, {kind}, {self.values.device})"
+
+    def to_dense(self) -> Tensor:
+        """A new dense tensor of `numel` entries."""
+        if self.is_full:
+            return self.values.clone()
+        dense = torch.empty(self.numel, dtype=self.values.dtype, device=self.values.device)
+        self.write_to_(dense)
+        return dense
+
+    def write_to_(self, dense: Tensor) -> None:
+        """Overwrite a dense tensor with this vector, zeros included."""
+        if self.is_full:
+            dense.copy_(self.values)
+        else:
+            kernels(dense, self.values).write_sparse_(dense, self.indices, self.values)
+
+    def top(self, k: int) -> tuple[SparseVector, SparseVector]:
+        """The k entries of largest magnitude, and the others; among equals the lower index is kept."""
+        kept, dropped = kernels(self.values).cut(*self.entries, k)
+        return SparseVector.trusted(kept, self.numel), SparseVector.trusted(dropped, self.numel)
+
+    def above(self, threshold: float) -> SparseVector:
+        """The entries whose magnitude is not below the threshold; NaN always, zeros only if the threshold is zero."""
+        if threshold <= 0:
+            return self
+        positions, values = kernels(self.values).compact(self.values, threshold, self.nnz)
+        return SparseVector.trusted((self.indices[positions], values), self.numel)
+
+    def split(self, bounds: Sequence[int]) -> list[SparseVector]:
+        """Cut at index bounds (offsets, one more than parts): part i has the indices in `[bounds[i], bounds[i+1])`."""
+        if self.is_full:
+            edges = list(bounds)
+        else:
+            targets = torch.tensor(bounds, dtype=self.indices.dtype, device=self.indices.device)
+            edges = torch.searchsorted(self.indices, targets).tolist()
+        parts = zip(edges[:-1], edges[1:], strict=True)
+        indices = self.indices
+        return [SparseVector.trusted((indices[a:b], self.values[a:b]), self.numel) for a, b in parts]
+
+    def without(self, other: SparseVector) -> SparseVector:
+        """The entries at indices that `other` does not have."""
+        if other.is_full:
+            return SparseVector.empty(self.numel, self.values)
+        return SparseVector.trusted(kernels(self.values).exclude(self.entries, other.indices), self.numel)
+
+    def _set(self, indices: Tensor | None, values: Tensor, numel: int) -> None:
+        object.__setattr__(self, "_indices", indices)
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "numel", numel)
+
+
+def add(vectors: Iterable[SparseVector]) -> SparseVector:
+    """The sum of one or more vectors, added pairwise as a balanced tree in the order given.
+
+    The order is part of the result: floating-point sums depend on it, so every rank that repeats a sum must give the
+    vectors in the same order. Vectors may be produced while earlier ones are being added: what is complete is merged
+    at once, like the carries of a binary counter.
+    """
+    carries: list[tuple[int, SparseVector]] = []
+    for vector in vectors:
+        carry = (1, vector)
+        while carries and carries[-1][0] == carry[0]:
+            height, before = carries.pop()
+            carry = (2 * height, _add_pair(before, carry[1]))
+        carries.append(carry)
+    if not carries:
+        raise InputError("add needs at least one vector, got none")
+    total = carries.pop()[1]
+    while carries:
+        total = _add_pair(carries.pop()[1], total)
+    return total
+
+
+def _add_pair(a: SparseVector, b: SparseVector) -> SparseVector:
+    if a.numel != b.numel:
+        raise InputError(f"cannot add vectors of different length: {a.numel} and {b.numel}")
+    return SparseVector.trusted(kernels(a.values, b.values).merge(a.entries, b.entries), a.numel)
+
+
+def _checked(indices: Tensor, values: Tensor, numel: int) -> Tensor:
+    """The indices in their canonical dtype, or one sentence about what is wrong."""
+    if indices.dim() != 1 or values.dim() != 1:
+        raise InputError(
+            f"indices and values must be 1-D, got shapes {tuple(indices.shape)} and {tuple(values.shape)}"
+        )
+    if indices.numel() != values.numel():
+        raise InputError(
+            f"indices and values must have the same length, got {indices.numel()} and {values.numel()}"
+        )
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise InputError(f"indices must be int32 or int64, got {indices.dtype}")
+    if not values.dtype.is_floating_point:
+        raise InputError(f"values must be floating point, got {values.dtype}")
+    if not indices.is_contiguous() or not values.is_contiguous():
+        raise InputError("indices and values must be contiguous, got a strided view: call .contiguous()")
+    position = kernels(values).first_disorder(indices, 0, numel)
+    if position >= 0:
+        raise InputError(
+            f"indices must be strictly increasing in [0, {numel}), got {int(indices[position])} at position {position}"
+        )
+    return indices.to(index_dtype(numel))
