@@ -46,7 +46,7 @@ def _with_rank(rank: int, error: BaseException) -> BaseException:
     """Say which rank it was, in the message itself where that is text."""
     named = f"rank {rank}"
     if error.args and isinstance(error.args[0], str):
-        if named not in error.args[0]:
+        if not error.args[0].startswith(f"{named}:"):
             error.args = (f"{named}: {error.args[0]}", *error.args[1:])
     else:
         error.add_note(f"on {named}")

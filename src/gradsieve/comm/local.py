@@ -38,8 +38,8 @@ class Room:
     def take(self, source: int, to: int) -> Tensor:
         """The next buffer from `source`; an error if it left, or stays silent too long."""
         deadline = time.monotonic() + self.timeout_seconds
-        mail = self._mail[source, to]
         with self._changed:
+            mail = self._mail[source, to]
             while not mail:
                 if source in self._left:
                     raise PeerLostError(f"rank {to}: rank {source} ended while its message was awaited")

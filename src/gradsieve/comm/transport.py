@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradsieve.comm.protocol import FRAME_BYTES
-from gradsieve.errors import PeerLostError
+from gradsieve.errors import MessageError, PeerLostError
 
 FIRST_PART_BYTES = 1 << 20
+LARGEST_MESSAGE_BYTES = 1 << 40
 
 
 Rounds = Sequence[tuple[int, int]]
@@ -83,6 +84,16 @@ class Link:
             f"rank {self.rank}: lost {who} or had no answer within {self.timeout_seconds:g} s ({error})"
         )
 
+    def room_for(self, length: int, peer: int, device: torch.device | None = None) -> Tensor:
+        """Memory for a message whose length a peer announced; a length that cannot be true is an error."""
+        try:
+            if 0 <= length < LARGEST_MESSAGE_BYTES:
+                return torch.empty(length, dtype=torch.uint8, device=device)
+            reason = f"allowed are 0 to {LARGEST_MESSAGE_BYTES - 1}"
+        except RuntimeError as error:
+            reason = str(error)
+        raise MessageError(f"rank {self.rank}: rank {peer} announces {length} bytes ({reason})")
+
     def _start(self, call: Any, buffer: Tensor, peer: int, **address: int) -> Pending:
         try:
             return Pending(self, call(buffer, group=self.group, **address), buffer, peer)
@@ -113,12 +124,10 @@ class FramedArrival(NamedTuple):
         """The message without its frame."""
         start = self.first.wait()
         length = int(start[:FRAME_BYTES].view(torch.int64)[0])
-        if not 0 <= length < 1 << 40:
-            raise self.first.link.lost(self.first.peer, ValueError(f"a frame announces {length} bytes"))
         room = FIRST_PART_BYTES - FRAME_BYTES
-        if length <= room:
+        if 0 <= length <= room:
             return start[FRAME_BYTES : FRAME_BYTES + length]
-        whole = torch.empty(length, dtype=torch.uint8)
+        whole = self.first.link.room_for(length, self.first.peer)
         whole[:room] = start[FRAME_BYTES:]
         self.first.link.receive(whole[room:], self.first.peer).wait()
         return whole
@@ -189,7 +198,7 @@ class CountedTransport:
         theirs = torch.empty_like(sizes)
         self.link.finish_call(dist.all_to_all_single, theirs, sizes)
         lengths = theirs.tolist()
-        buffers = {s: torch.empty(lengths[s], dtype=torch.uint8, device=self.device) for _, s in rounds}
+        buffers = {s: self.link.room_for(lengths[s], s, self.device) for _, s in rounds}
         operations = []
         for to, source in rounds:
             if lengths[source]:
@@ -205,7 +214,7 @@ class CountedTransport:
         length = torch.tensor([message.numel()], dtype=torch.int64, device=self.device)
         theirs = torch.zeros_like(length)
         self._run(self._pair(length, to, theirs, source))
-        received = torch.empty(int(theirs), dtype=torch.uint8, device=self.device)
+        received = self.link.room_for(int(theirs), self.link.rank if source is None else source, self.device)
         self._run(self._pair(message, to if message.numel() else None, received, source if len(received) else None))
         return None if source is None else received
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradsieve.kernels import loops
-from gradsieve.kernels.lanes import STORE_ALIGNMENT_BYTES
+from gradsieve.kernels.lanes import LANES, STORE_ALIGNMENT_BYTES
 from gradsieve.kernels.reference import Entries, index_dtype
 
 DTYPES = (torch.float32, torch.float64)
@@ -39,10 +39,8 @@ def accumulate(
             loops.accumulate(a[start:stop], b[start:stop], part, head, threshold, start, indices, values)
         )
 
-    entries = _collect(collect, out, 0 if floor is None else _room(expected))
-    if floor is None:
-        return None
-    return compact(out, floor, entries) if isinstance(entries, int) else entries
+    entries = _collect(collect, out, 0 if floor is None else 2 * _room(expected))
+    return None if floor is None or isinstance(entries, int) else entries
 
 
 def compact(x: Tensor, floor: float, expected: int) -> Entries:
@@ -102,14 +100,14 @@ def first_disorder(indices: Tensor, low: int, high: int) -> int:
 
 def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """See `reference.write_sparse_`."""
-    target = out.numpy()
+    target, (places, entries) = out.numpy(), _arrays(indices, values.to(out.dtype))
 
-    def fill(chunk: int, start: int, stop: int) -> None:
+    def write(chunk: int, start: int, stop: int) -> None:
         part = target[start:stop]
-        loops.zero(part, _head(part))
+        first, last = np.searchsorted(places, [start, stop])
+        loops.write_sparse(part, _head(part), start, places[first:last], entries[first:last])
 
-    _in_threads(fill, out.numel())
-    loops.scatter(target, *_arrays(indices, values.to(out.dtype)))
+    _in_threads(write, out.numel())
 
 
 def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
@@ -135,12 +133,20 @@ def moments(x: Tensor) -> tuple[float, float]:
     return float(total), float(np.sqrt(max(squares - total * total, 0.0)))
 
 
+def sample(x: Tensor, num_entries: int) -> Tensor:
+    """See `reference.sample`."""
+    stretch = max(1, x.numel() // num_entries)
+    out = torch.empty(x.numel() // stretch, dtype=x.dtype)
+    loops.sample(x.numpy(), stretch, out.numpy())
+    return out
+
+
 def descending_points(values: Tensor, ranks: Tensor) -> Tensor:
     """See `reference.descending_points`."""
     ordered = np.abs(values.numpy())
     ordered[np.isnan(ordered)] = np.inf
     ordered.sort()  # NumPy's vectorized sort; torch's takes several times as long
-    return torch.from_numpy(ordered[::-1][ranks.numpy()])
+    return torch.from_numpy(ordered)[ordered.size - 1 - ranks]
 
 
 def _floor(floor: float, dtype: np.dtype[Any]) -> Any:
@@ -176,7 +182,7 @@ def _empty_like(indices: Tensor, values: Tensor, numel: int) -> Entries:
 def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: int) -> Entries | int:
     """Run a collecting loop over all chunks; if one found more than its share of the room, the room they need."""
     chunks = len(_chunk_bounds(x.numel())) - 1
-    share = room if chunks == 1 else room // chunks + room // 8 + 64
+    share = (room if chunks == 1 else room // chunks + room // 8 + 64) + LANES
     indices = torch.empty((chunks, share), dtype=index_dtype(x.numel()))
     values = torch.empty((chunks, share), dtype=x.dtype)
     found = [0] * chunks
@@ -185,7 +191,7 @@ def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: 
         found[chunk] = collect(start, stop, *_arrays(indices[chunk], values[chunk]))
 
     _in_threads(run, x.numel())
-    if max(found) > share:
+    if max(found) > share - LANES:
         return chunks * max(found)
     if chunks == 1:
         return indices[0, : found[0]], values[0, : found[0]]

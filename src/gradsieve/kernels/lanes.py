@@ -1,4 +1,4 @@
-"""Three vector instructions Numba has no words for, written as LLVM vectors.
+"""Vector instructions Numba has no words for, written as LLVM vectors.
 
 A scan for large entries is limited by memory only if 32 of them are compared at once and the outcome comes back as
 one 32-bit mask; and a sum whose result is not needed soon must be stored past the cache, or every line of the result
@@ -33,6 +33,11 @@ def _splat(builder: Any, scalar: Any) -> Any:
     return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
 
+def _stream(builder: Any, lanes: Any, pointer: Any) -> None:
+    store = builder.store(lanes, pointer, align=STORE_ALIGNMENT_BYTES)
+    store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INT32, 1)]))
+
+
 def _magnitude_mask(builder: Any, lanes: Any, floor: Any) -> Any:
     """One bit a lane: not |x| < floor, so that a NaN counts as large and cannot hide in a residual."""
     bits = 32 if isinstance(lanes.type.element, ir.FloatType) else 64
@@ -65,8 +70,7 @@ def add_lanes(typingctx: Any, a: Any, b: Any, out: Any, start: Any, floor: Any) 
             for kind, array in zip(signature.args[:3], args[:3], strict=True)
         ]
         total = builder.fadd(builder.load(pointers[0], align=itemsize), builder.load(pointers[1], align=itemsize))
-        store = builder.store(total, pointers[2], align=STORE_ALIGNMENT_BYTES)
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INT32, 1)]))
+        _stream(builder, total, pointers[2])
         return _magnitude_mask(builder, total, args[4])
 
     return types.uint32(a, b, out, types.intp, a.dtype), codegen
@@ -78,8 +82,7 @@ def zero_lanes(typingctx: Any, out: Any, start: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _vector_pointer(context, builder, signature.args[0], args[0], args[1])
-        store = builder.store(ir.Constant(pointer.type.pointee, None), pointer, align=STORE_ALIGNMENT_BYTES)
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INT32, 1)]))
+        _stream(builder, ir.Constant(pointer.type.pointee, None), pointer)
         return context.get_dummy_value()
 
     return types.void(out, types.intp), codegen
@@ -91,6 +94,16 @@ def lowest_set(typingctx: Any, mask: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.zext(builder.cttz(args[0], ir.Constant(ir.IntType(1), 1)), ir.IntType(64))
+
+    return types.int64(types.uint32), codegen
+
+
+@intrinsic
+def count_set(typingctx: Any, mask: Any) -> Any:
+    """How many bits of a mask are set."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.zext(builder.ctpop(args[0]), ir.IntType(64))
 
     return types.int64(types.uint32), codegen
 

@@ -1,7 +1,7 @@
 """The hot loops, compiled by Numba, over NumPy arrays: no checks here, callers size every buffer.
 
 Each releases the GIL. A loop that collects entries is given room for some of them and returns how many there are:
-when that is more than the room, nothing beyond the room was written and the caller tries again with enough.
+when that is more than the room less one vector of lanes, some were only counted and the caller tries again with more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit, uint32
 
-from gradsieve.kernels.lanes import LANES, add_lanes, drain_stores, large_lanes, lowest_set, zero_lanes
+from gradsieve.kernels.lanes import LANES, add_lanes, count_set, drain_stores, large_lanes, lowest_set, zero_lanes
 
 RADIX_BITS = 11
 
@@ -20,9 +20,9 @@ _inlined = njit(nogil=True, cache=True, inline="always")
 
 
 @_inlined
-def _emit(x: Any, j: int, base: int, found: int, indices: Any, values: Any) -> int:
+def _emit(x: Any, index: int, found: int, indices: Any, values: Any) -> int:
     if found < indices.size:
-        indices[found] = base + j
+        indices[found] = index
         values[found] = x
     return found + 1
 
@@ -34,21 +34,27 @@ def accumulate(
     """`out = residual + grad`; collect the sums not below `floor`. `head` entries precede alignment."""
     numel = out.size
     found = 0
+    last_start = indices.size - LANES
     lanes_end = head + (numel - head) // LANES * LANES
     for j in range(head):
         out[j] = residual[j] + grad[j]
         if not abs(out[j]) < floor:
-            found = _emit(out[j], j, base, found, indices, values)
+            found = _emit(out[j], base + j, found, indices, values)
     for start in range(head, lanes_end, LANES):
         mask = add_lanes(residual, grad, out, start, floor)
+        if found > last_start:  # there may be no room for them all: from here on only count
+            found += count_set(mask)
+            continue
         while mask:
             j = start + lowest_set(mask)
-            found = _emit(residual[j] + grad[j], j, base, found, indices, values)
+            indices[found] = base + j
+            values[found] = residual[j] + grad[j]
+            found += 1
             mask &= mask - uint32(1)
     for j in range(lanes_end, numel):
         out[j] = residual[j] + grad[j]
         if not abs(out[j]) < floor:
-            found = _emit(out[j], j, base, found, indices, values)
+            found = _emit(out[j], base + j, found, indices, values)
     drain_stores()
     return found
 
@@ -58,16 +64,22 @@ def compact(x: Any, floor: Any, base: int, indices: Any, values: Any) -> int:
     """Collect the entries of `x` that are not below `floor`."""
     numel = x.size
     found = 0
+    last_start = indices.size - LANES
     lanes_end = numel // LANES * LANES
     for start in range(0, lanes_end, LANES):
         mask = large_lanes(x, start, floor)
+        if found > last_start:  # there may be no room for them all: from here on only count
+            found += count_set(mask)
+            continue
         while mask:
             j = start + lowest_set(mask)
-            found = _emit(x[j], j, base, found, indices, values)
+            indices[found] = base + j
+            values[found] = x[j]
+            found += 1
             mask &= mask - uint32(1)
     for j in range(lanes_end, numel):
         if not abs(x[j]) < floor:
-            found = _emit(x[j], j, base, found, indices, values)
+            found = _emit(x[j], base + j, found, indices, values)
     return found
 
 
@@ -142,12 +154,15 @@ def merge(
     b_size = b_indices.size
     while i < a_size and j < b_size:
         # Without branches: which run comes next is a coin toss, and a missed guess costs more than the arithmetic.
+        # Both values are loaded first, since the compiler may not move a load out of a condition.
         a_index = a_indices[i]
         b_index = b_indices[j]
+        a_value = a_values[i]
+        b_value = b_values[j]
         take_a = a_index <= b_index
         take_b = b_index <= a_index
         out_indices[found] = a_index if take_a else b_index
-        out_values[found] = (a_values[i] if take_a else zero) + (b_values[j] if take_b else zero)
+        out_values[found] = (a_value if take_a else zero) + (b_value if take_b else zero)
         found += 1
         i += take_a
         j += take_b
@@ -166,15 +181,20 @@ def merge(
 def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values: Any) -> int:
     """The entries whose index is not in the sorted `other`."""
     found = 0
+    i = 0
     j = 0
-    for i in range(indices.size):
+    while i < indices.size and j < other.size:
         index = indices[i]
-        while j < other.size and other[j] < index:
-            j += 1
-        if j == other.size or other[j] != index:
-            out_indices[found] = index
-            out_values[found] = values[i]
-            found += 1
+        excluded = other[j]
+        out_indices[found] = index
+        out_values[found] = values[i]
+        found += index < excluded
+        i += index <= excluded
+        j += excluded <= index
+    for rest in range(i, indices.size):
+        out_indices[found] = indices[rest]
+        out_values[found] = values[rest]
+        found += 1
     return found
 
 
@@ -191,8 +211,8 @@ def first_disorder(indices: Any, low: int, high: int) -> int:
 
 
 @_compiled
-def zero(out: Any, head: int) -> None:
-    """Fill with zeros past the cache. `head` entries precede alignment."""
+def write_sparse(out: Any, head: int, base: int, indices: Any, values: Any) -> None:
+    """Zeros, stored past the cache, but for the given entries; `out` begins at index `base`, aligned after `head`."""
     lanes_end = head + (out.size - head) // LANES * LANES
     for j in range(head):
         out[j] = 0
@@ -201,13 +221,8 @@ def zero(out: Any, head: int) -> None:
     for j in range(lanes_end, out.size):
         out[j] = 0
     drain_stores()
-
-
-@_compiled
-def scatter(out: Any, indices: Any, values: Any) -> None:
-    """`out[indices] = values`."""
     for j in range(indices.size):
-        out[indices[j]] = values[j]
+        out[indices[j] - base] = values[j]
 
 
 @_compiled
@@ -227,18 +242,19 @@ def settle(accumulated: Any, sent: Any, indices: Any, values: Any) -> None:
 
 
 @_compiled
+def sample(x: Any, stretch: int, out: Any) -> None:
+    """One entry of each stretch, at a place drawn by Knuth's multiplicative hash of the stretch's number."""
+    for number in range(out.size):
+        out[number] = x[number * stretch + (number * 2654435761 & 0xFFFFFFFF) % stretch]
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
 def moments(x: Any) -> tuple[float, float]:
-    """Sum and sum of squares, in float64, in 16 interleaved chains so that the order does not depend on vector width."""
-    sums = np.zeros(16, np.float64)
-    squares = np.zeros(16, np.float64)
-    whole = x.size // 16 * 16
-    for start in range(0, whole, 16):
-        for lane in range(16):
-            value = np.float64(x[start + lane])
-            sums[lane] += value
-            squares[lane] += value * value
-    for j in range(whole, x.size):
+    """Sum and sum of squares, in float64: the square of a small float32 may be zero."""
+    total = 0.0
+    squares = 0.0
+    for j in range(x.size):
         value = np.float64(x[j])
-        sums[0] += value
-        squares[0] += value * value
-    return sums.sum(), squares.sum()
+        total += value
+        squares += value * value
+    return total, squares

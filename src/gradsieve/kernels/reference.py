@@ -26,7 +26,10 @@ def magnitudes(x: Tensor) -> Tensor:
 def accumulate(
     residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int
 ) -> Entries | None:
-    """`out = residual + grad`; with a floor, also the entries of the sum that are not below it."""
+    """`out = residual + grad`; with a floor, also the entries of the sum that are not below it.
+
+    About `expected` of them are looked for: if there are twice as many and more, None may come instead.
+    """
     torch.add(residual, grad, out=out)
     return None if floor is None else compact(out, floor, expected)
 
@@ -97,6 +100,16 @@ def moments(x: Tensor) -> tuple[float, float]:
     """Mean and standard deviation."""
     wide = x.double()
     return float(wide.mean()), float(wide.std(correction=0))
+
+
+def sample(x: Tensor, num_entries: int) -> Tensor:
+    """About `num_entries` entries, one from each of as many equal stretches, at places that follow no pattern in x.
+
+    A fixed stride could fall in step with the rows of a weight matrix, hence the hash of the stretch's number.
+    """
+    stretch = max(1, x.numel() // num_entries)
+    numbers = torch.arange(x.numel() // stretch, device=x.device)
+    return x[numbers * stretch + (numbers * 2654435761 & 0xFFFFFFFF) % stretch]
 
 
 def descending_points(values: Tensor, ranks: Tensor) -> Tensor:

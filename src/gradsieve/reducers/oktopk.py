@@ -4,17 +4,19 @@ Each rank owns one of P index regions, cut so that all regions get about the sam
 1. Every `repartition_every` steps the regions are cut anew, from where all ranks' entries lie now.
 2. Split and reduce: entries travel to the owner of their region, destinations rotated and a few under way at once; the
    owner adds them as they arrive.
-3. Every `threshold_every` steps the global threshold is evaluated, so that about k of all sums are not below it; in
-   between it is reused, and nudged when the count leaves the band.
+3. At least every `threshold_every` steps the global threshold is evaluated, so that about k of all sums are not below
+   it; in between it is reused. While the count leaves the band it is evaluated every step, else ever less often.
 4. Balance and all-gather: owners keep what reaches the threshold. If the largest block exceeds `skew` times the mean,
    the blocks are first evened out; then all gather all blocks.
 5. What a rank sent and does not find in the total, it keeps.
 
-Cost: 2(P-1) messages and 2 calls in an ordinary step; 2k(P-1)/P to 6k(P-1)/P words a rank, about 4k(P-1)/P balanced.
+Cost: 2(P-1) messages and 2 calls in a step that reuses the threshold, 3(P-1) and 3 in one that evaluates it;
+2k(P-1)/P to 6k(P-1)/P words a rank, about 4k(P-1)/P balanced.
 
 Where this differs from the paper: regions (1) and threshold (3) come from gathered quantiles rather than from averaged
-proposals and from gathering all sums: a few KB, right also when ranks differ much. Whether to balance (4) is decided by
-the sizes of the step before, which all ranks know; asking for this step's would cost a call each time.
+proposals and from gathering all sums: a few KB, right also when ranks differ much. A threshold that no longer fits is
+not moved by a few percent but evaluated: with error feedback many sums wait just below it and come over it together.
+Whether to balance (4) is decided by the sizes of the step before, which all ranks know; asking would cost a call.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from gradsieve.reducers.quantiles import Spread, point_ranks
 from gradsieve.vector import SparseVector, add
 from gradsieve.wire import Channel
 
+MIN_POINTS = 32  # of a rank at an evaluation of the threshold
+
 
 class OkTopkState(NamedTuple):
     """The same on every rank."""
@@ -40,7 +44,8 @@ class OkTopkState(NamedTuple):
     bounds: tuple[int, ...]  # of the regions
     step: int = 0
     threshold: float = 0.0
-    evaluate: bool = True  # whether the threshold is so far off that it must be evaluated next step
+    interval: int = 1  # steps from one evaluation of the threshold to the next
+    evaluate_at: int = 0  # the step of the next one
     skewed: bool = False  # whether the blocks must be evened out next step
 
 
@@ -48,23 +53,21 @@ class OkTopkState(NamedTuple):
 class OkTopk(Reducer[OkTopkState]):
     """Split by balanced regions, reduce at the owners, gather what reaches a global threshold."""
 
-    threshold_every: int = 32  # steps between evaluations of the global threshold; fewer holds the count closer to k
+    threshold_every: int = 32  # most steps between evaluations of the global threshold; 1 holds the count at k
     repartition_every: int = 64  # steps between cuts of the regions; fewer follows moving gradients closer
-    band: tuple[float, float] = (0.8, 1.25)  # counts (in k) that need no nudge
-    limits: tuple[float, float] = (0.5, 2.0)  # counts (in k) beyond which the next step evaluates anew
-    nudge: float = 1.03  # factor by which a threshold outside the band moves
+    band: tuple[float, float] = (0.8, 1.25)  # counts (in k) that a reused threshold may give; wider evaluates less
     skew: float = 4.0  # largest block over mean block from which blocks are evened out; lower balances more often
-    threshold_points: int = 512  # the global count is right to within P / this of k at an evaluation
+    threshold_points: int = 512  # a rank's points at an evaluation, fewer for small k; more meets k closer
     region_points_per_rank: int = 16  # regions are balanced to within about 1 / this
 
     def __post_init__(self) -> None:
         for name in ("threshold_every", "repartition_every", "threshold_points", "region_points_per_rank"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.limits[0] <= self.band[0] <= 1 <= self.band[1] <= self.limits[1]:
-            raise InputError(f"limits and band must enclose 1 and each other, got {self.limits} and {self.band}")
-        if self.nudge < 1 or self.skew < 1:
-            raise InputError(f"nudge and skew must be at least 1, got {self.nudge} and {self.skew}")
+        if not 0 < self.band[0] <= 1 <= self.band[1]:
+            raise InputError(f"band must be positive and enclose 1, got {self.band}")
+        if self.skew < 1:
+            raise InputError(f"skew must be at least 1, got {self.skew}")
 
     def start(self, numel: int, comm: Comm) -> OkTopkState:
         """See `Reducer.start`."""
@@ -78,7 +81,7 @@ class OkTopk(Reducer[OkTopkState]):
         if state.step % self.repartition_every == 0:  # 1
             state = state._replace(bounds=self._balanced_bounds(local, comm))
         owned = add(part for _, part in channel.scatter(local.split(state.bounds), state.bounds))  # 2
-        if state.evaluate or state.step % self.threshold_every == 0:  # 3
+        if state.step >= state.evaluate_at:  # 3
             state = self._evaluated(owned, k, state, comm)
         blocks = self._gathered(owned.above(state.threshold), state, channel)  # 4
         total = SparseVector.concatenate(blocks)
@@ -87,8 +90,8 @@ class OkTopk(Reducer[OkTopkState]):
 
     def _balanced_bounds(self, local: SparseVector, comm: Comm) -> tuple[int, ...]:
         """Regions that receive equal shares of all ranks' entries, as far as the gathered points tell."""
-        num_points = self.region_points_per_rank * comm.size if local.nnz else 0
-        points = local.indices[point_ranks(local.nnz, num_points).to(local.indices.device)].long()
+        ranks = point_ranks(local.nnz, self.region_points_per_rank * comm.size)
+        points = local.indices[ranks.to(local.indices.device)]
         spread = Spread(points, local.nnz, comm, descending=False)
         if spread.total == 0:
             return equal_bounds(local.numel, comm.size)
@@ -97,12 +100,17 @@ class OkTopk(Reducer[OkTopkState]):
 
     def _evaluated(self, owned: SparseVector, k: int, state: OkTopkState, comm: Comm) -> OkTopkState:
         """With the magnitude that about k of all sums reach; zero if there are not more than k."""
-        num_points = self.threshold_points if owned.nnz else 0
+        num_points = min(self.threshold_points, max(MIN_POINTS, k // (8 * comm.size)))
         ranks = point_ranks(owned.nnz, num_points)
-        points = kernels(owned.values).descending_points(owned.values, ranks).double()
+        points = kernels(owned.values).descending_points(owned.values, ranks)
         spread = Spread(points, owned.nnz, comm, descending=True)
-        threshold = float(spread.at(k)) if spread.total > k else 0.0
-        return state._replace(threshold=threshold)
+        reusable = self._in_band(spread.count_before(state.threshold), k)
+        interval = min(2 * state.interval, self.threshold_every) if reusable else 1
+        return state._replace(
+            threshold=spread.at(k) if spread.total > k else 0.0,
+            interval=interval,
+            evaluate_at=state.step + interval,
+        )
 
     def _gathered(self, block: SparseVector, state: OkTopkState, channel: Channel) -> list[SparseVector]:
         rank = channel.comm.rank
@@ -112,19 +120,16 @@ class OkTopk(Reducer[OkTopkState]):
 
     def _next(self, state: OkTopkState, k: int, sizes: Sequence[int]) -> OkTopkState:
         """What all ranks conclude for the next step from the sizes of the blocks."""
-        count = sum(sizes)
-        threshold = state.threshold
-        if count > self.band[1] * k:
-            threshold *= self.nudge
-        elif count < self.band[0] * k:
-            threshold /= self.nudge
-        few = count < self.limits[0] * k and state.threshold > 0
+        count, step = sum(sizes), state.step + 1
+        fits = self._in_band(count, k) or (count < k and state.threshold == 0)
         return state._replace(
-            step=state.step + 1,
-            threshold=threshold,
-            evaluate=few or count > self.limits[1] * k,
+            step=step,
+            evaluate_at=state.evaluate_at if fits else step,
             skewed=max(sizes) * len(sizes) > self.skew * count,
         )
+
+    def _in_band(self, count: float, k: int) -> bool:
+        return self.band[0] * k <= count <= self.band[1] * k
 
 
 def _evened(block: SparseVector, channel: Channel) -> SparseVector:

@@ -15,7 +15,6 @@ from torch import Tensor
 from gradsieve.errors import InputError
 from gradsieve.kernels import Entries, kernels
 from gradsieve.selectors.protocol import NoState, Stateless
-from gradsieve.selectors.search import sample
 from gradsieve.vector import SparseVector
 
 
@@ -38,7 +37,7 @@ class Dgc(Stateless):
     ) -> tuple[SparseVector, NoState]:
         """See `Selector.__call__`."""
         numel = accumulated.numel()
-        looked_at = sample(accumulated, max(self.min_sample_entries, int(numel * self.sample_fraction)))
+        looked_at = kernels(accumulated).sample(accumulated, max(self.min_sample_entries, int(numel * self.sample_fraction)))
         entries = self._above(accumulated, looked_at, k, float(k))
         count = entries[0].numel()
         if count < k / self.tolerance:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradsieve.kernels import Entries, kernels
 from gradsieve.selectors.protocol import NoState, Stateless
-from gradsieve.selectors.search import sample, top_entries
+from gradsieve.selectors.search import top_entries
 from gradsieve.vector import SparseVector
 
 BISECTIONS = 24
@@ -62,7 +62,7 @@ class Gaussian(Stateless):
 
     def _corrected(self, x: Tensor, threshold: float, fraction: float) -> float:
         """Bisect between a quarter and sixteen times the threshold for the wanted fraction of a sample."""
-        magnitudes = sample(x, self.sample_entries).abs()
+        magnitudes = kernels(x).sample(x, self.sample_entries).abs()
         wanted = fraction * magnitudes.numel()
         low, high = threshold / 4, threshold * 16
         for _ in range(BISECTIONS):

@@ -16,17 +16,9 @@ SAMPLE_ENTRIES = 1 << 16
 GUESS_DEVIATIONS = 4.0  # how far below the estimate the floor is put; more lets fewer guesses fail, but collects more
 
 
-def sample(x: Tensor, num_entries: int) -> Tensor:
-    """About `num_entries` entries, one from each of as many equal stretches, at places that follow no pattern in x."""
-    stretch = max(1, x.numel() // num_entries)
-    starts = torch.arange(0, x.numel() - stretch + 1, stretch, device=x.device)
-    # Knuth's multiplicative hash: a fixed stride could fall in step with the rows of a weight matrix.
-    return x[starts + (starts // stretch * 2654435761 % (1 << 32)) % stretch]
-
-
 def sampled_floor(x: Tensor, k: int) -> float:
     """A magnitude that very likely has at least k entries of x above it, and not many more."""
-    picked = sample(x, SAMPLE_ENTRIES)
+    picked = kernels(x).sample(x, SAMPLE_ENTRIES)
     rank = k * picked.numel() / x.numel()
     rank = math.ceil(rank + GUESS_DEVIATIONS * math.sqrt(rank)) + 1
     if rank >= picked.numel():
@@ -49,4 +41,4 @@ def top_entries(x: Tensor, k: int, candidates: Entries | None = None) -> tuple[E
     if candidates[0].numel() < k:
         return candidates, 0.0
     kept, _ = fast.cut(*candidates, k)
-    return kept, fast.kth_magnitude(kept[1], k)
+    return kept, float(kept[1].abs().nan_to_num(torch.inf).min())

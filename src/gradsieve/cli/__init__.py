@@ -1,0 +1,26 @@
+"""The `gradsieve` command. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+LAB_MODULES = ("click", "rich", "matplotlib")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code comes back."""
+    try:
+        from gradsieve.cli.app import run
+
+        return run(arguments)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in LAB_MODULES:
+            raise
+        print(
+            f"gradsieve: error: the command line needs {missing}, which is not installed: "
+            "pip install 'gradsieve[lab]'",
+            file=sys.stderr,
+        )
+        return 2

@@ -1,0 +1,71 @@
+"""The command and its subcommands; every failure that is meant for the user is one sentence."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from gradsieve.cli.bench import bench
+from gradsieve.cli.demo import demo
+from gradsieve.cli.listing import listing
+from gradsieve.errors import GradsieveError
+from gradsieve.version import __version__
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with: gradsieve demo",
+)
+@click.version_option(__version__, prog_name="gradsieve")
+def app() -> None:
+    """Sparse all-reduce for PyTorch data-parallel training over slow networks."""
+
+
+app.add_command(listing)
+app.add_command(bench)
+app.add_command(demo)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run with these arguments, or the process's; the exit code comes back."""
+    try:
+        outcome = app.main(arguments, prog_name="gradsieve", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return USAGE_ERROR
+    except click.UsageError as error:
+        return _failed(f"{_one_line(error.format_message())} {_where_help_is(error)}", USAGE_ERROR)
+    except click.ClickException as error:
+        return _failed(_one_line(error.format_message()), USAGE_ERROR)
+    except GradsieveError as error:
+        return _failed(_one_line(str(error)), USAGE_ERROR)
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_left()
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _failed(sentence: str, code: int) -> int:
+    click.echo(f"gradsieve: error: {sentence}", err=True)
+    return code
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _where_help_is(error: click.UsageError) -> str:
+    command = error.ctx.command_path if error.ctx else "gradsieve"
+    return f"(see {command} --help)"
+
+
+def _reader_left() -> int:
+    """Such as `gradsieve list | head -1`; without this the interpreter complains at its end."""
+    sys.stdout = None  # type: ignore[assignment]
+    return 1

@@ -1,0 +1,117 @@
+"""`gradsieve bench`: measurements, all printed in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gradsieve.cli.console import measuring, stdout
+from gradsieve.cli.values import Count, Density, ManyValues
+
+if TYPE_CHECKING:
+    from gradsieve.lab.bench.report import Column, Report
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SELECT_NUMELS = (1_000_000, 4_000_000, 14_700_000, 66_000_000)
+REDUCE_NUMELS = (14_700_000,)
+DENSITIES = (0.01,)
+
+
+def numel_option(default: Sequence[int]) -> Callable[[F], F]:
+    """How long the gradients are."""
+    text = "Length of the gradient; several values are measured one after the other; 14.7M is fine."
+    return click.option(
+        "--numel", "numels", multiple=True, type=Count(), default=default, metavar="N ...", help=text
+    )
+
+
+def density_option() -> Callable[[F], F]:
+    """Which share of the entries is sent."""
+    text = "Share of the entries that is sent."
+    return click.option(
+        "--density", "densities", multiple=True, type=Density(), default=DENSITIES, metavar="D ...", help=text
+    )
+
+
+def repeats_option(default: int) -> Callable[[F], F]:
+    """How many steps the median is taken over."""
+    return click.option(
+        "--repeats", type=Count(), default=default, show_default=True, metavar="R", help="Timed steps of each."
+    )
+
+
+def json_option() -> Callable[[F], F]:
+    """The same form for all."""
+    text = "Print one JSON object: environment and results."
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+@click.group()
+def bench() -> None:
+    """Measure selection and reduction on this machine."""
+
+
+@bench.command(cls=ManyValues)
+@click.option("--method", "methods", multiple=True, metavar="NAME ...", help="Selectors; all if none is named.")
+@numel_option(SELECT_NUMELS)
+@density_option()
+@click.option("--threads", multiple=True, type=Count(), default=(1, 2), metavar="T ...", help="Threads of torch.")
+@repeats_option(15)
+@json_option()
+def select(
+    methods: Sequence[str],
+    numels: Sequence[int],
+    densities: Sequence[float],
+    threads: Sequence[int],
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Time of error feedback and selection, against torch.topk and a bare add_.
+
+    Each method keeps its residual and threshold from step to step; all take turns on the same fresh gradients.
+    """
+    from gradsieve.lab.bench.select import COLUMNS, SelectPlan, bench_select
+    from gradsieve.selectors import SELECTORS
+
+    plan = SelectPlan(methods or list(SELECTORS), numels, densities, threads, repeats)
+    with measuring() as progress:
+        report = bench_select(plan, progress)
+    show(report, "Selection with error feedback", COLUMNS, as_json)
+
+
+@bench.command(cls=ManyValues)
+@click.option("--recipe", "recipes", multiple=True, metavar="NAME ...", help="Recipes; all if none is named.")
+@click.option("--ranks", multiple=True, type=Count(), default=(4,), metavar="P ...", help="Worker processes.")
+@numel_option(REDUCE_NUMELS)
+@density_option()
+@repeats_option(15)
+@json_option()
+def reduce(
+    recipes: Sequence[str],
+    ranks: Sequence[int],
+    numels: Sequence[int],
+    densities: Sequence[float],
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Time of whole steps on local processes (Gloo over loopback), against the backend's all_reduce."""
+    from gradsieve.lab.bench.reduce import COLUMNS, ReducePlan, bench_reduce
+    from gradsieve.recipes import RECIPES
+
+    plan = ReducePlan(recipes or list(RECIPES), numels, densities, ranks, repeats)
+    with measuring() as progress:
+        report = bench_reduce(plan, progress)
+    show(report, "From gradient to written-back mean", COLUMNS, as_json)
+
+
+def show(report: Report, title: str, columns: Sequence[Column], as_json: bool) -> None:
+    """To stdout, as a table or as JSON."""
+    from gradsieve.lab.bench.report import table
+
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        stdout().print(table(report, title, columns))

@@ -1,0 +1,82 @@
+"""Values on the command line: counts, densities, and several of them after one option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gradsieve.errors import InputError
+
+SUFFIXES = {"K": 10**3, "M": 10**6, "G": 10**9}
+
+
+class Count(click.ParamType[int]):
+    """A whole number of at least one; also as `14.7M` or `1e6`."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number, or a sentence."""
+        option = _option(param)
+        try:
+            number = _number(str(value))
+        except ValueError:
+            raise InputError(f"{option} must be a whole number, got {value!r}") from None
+        if number < 1:
+            raise InputError(f"{option} must be at least 1, got {value}")
+        return number
+
+
+class Density(click.ParamType[float]):
+    """The share of entries that is sent."""
+
+    name = "density"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or a sentence."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not 0 < number <= 1:
+            raise InputError(f"density must be in (0, 1], got {value}")
+        return number
+
+
+class ManyValues(click.Command):
+    """Options that may be given repeatedly also take several values at once: `--threads 1 2`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Spread them, then parse as ever."""
+        spread = {name for p in self.params if isinstance(p, click.Option) and p.multiple for name in p.opts}
+        return super().parse_args(ctx, _repeated(args, spread))
+
+
+def _repeated(args: list[str], options: set[str]) -> list[str]:
+    """`--a 1 2` as `--a 1 --a 2`, for these options."""
+    repeated: list[str] = []
+    current, has_value = "", False
+    for argument in args:
+        if argument.startswith("--"):
+            current, has_value = argument, False
+            repeated.append(argument)
+        else:
+            if has_value and current in options:
+                repeated.append(current)
+            repeated.append(argument)
+            has_value = True
+    return repeated
+
+
+def _number(text: str) -> int:
+    scale = SUFFIXES.get(text[-1:].upper(), 1)
+    number = float(text[:-1] if scale > 1 else text) * scale
+    rounded = round(number)  # an infinity or NaN raises here
+    if abs(number - rounded) > 1e-6:
+        raise ValueError(text)
+    return rounded
+
+
+def _option(param: click.Parameter | None) -> str:
+    return param.name or "value" if param else "value"

@@ -1,0 +1,1 @@
+"""Measurements, all reported in one form: see `report`."""

@@ -1,0 +1,61 @@
+"""Synthetic gradients: layers of very different scale, heavy tails, a part that all ranks share, new at every step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LAYERS = 24
+SCALE_DECADES = 1.5  # between the flattest and the steepest layer, as between the layers of a VGG
+POOL = 3
+MAX_SHIFT = 1 << 16
+ALIGNED_ENTRIES = 16  # a cache line of float32: shifted gradients stay as aligned as real ones
+
+
+class Gradients:
+    """One rank's endless supply of float32 gradients.
+
+    A few tensors are drawn beforehand and handed out in rotation, each time shifted by another few entries: no
+    gradient comes twice, entries keep the scale of their layer, and handing one out costs nothing. Ranks that ask
+    equally often get gradients whose shared part is the same.
+    """
+
+    def __init__(self, numel: int, *, rank: int = 0, seed: int = 0) -> None:
+        self.numel = numel
+        lines = min(MAX_SHIFT, numel) // ALIGNED_ENTRIES
+        self._shifts = max(1, lines)
+        length = numel + self._shifts * ALIGNED_ENTRIES
+        self._pool = [self._drawn(length, rank, seed * 1_000_003 + number) for number in range(POOL)]
+        self._chance = torch.Generator().manual_seed(seed)
+        self._count = 0
+
+    def fresh(self) -> Tensor:
+        """The next gradient: a view that must not be written to."""
+        shift = int(torch.randint(self._shifts, (), generator=self._chance)) * ALIGNED_ENTRIES
+        drawn = self._pool[self._count % POOL]
+        self._count += 1
+        return drawn[shift : shift + self.numel]
+
+    @staticmethod
+    def _drawn(length: int, rank: int, seed: int) -> Tensor:
+        shared = layered(length, torch.Generator().manual_seed(seed))
+        own = layered(length, torch.Generator().manual_seed(seed * 1_009 + rank + 1))
+        return shared.add_(own)
+
+
+def layered(length: int, generator: torch.Generator) -> Tensor:
+    """Blocks of normal and of Laplace numbers in turn; sizes and scales of the blocks are always the same."""
+    layers = torch.Generator().manual_seed(1)
+    sizes = torch.randn(LAYERS, generator=layers, dtype=torch.float64).mul_(1.5).exp_()
+    edges = [0, *(sizes.cumsum(0) / sizes.sum() * length).long().tolist()]
+    scales = (10 ** (-SCALE_DECADES * torch.rand(LAYERS, generator=layers))).tolist()
+    drawn = torch.empty(length)
+    for number, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+        block = drawn[start : length if number == LAYERS - 1 else stop]
+        if number % 2:
+            block.exponential_(generator=generator)
+            block.sub_(torch.empty_like(block).exponential_(generator=generator))
+        else:
+            block.normal_(generator=generator)
+        block.mul_(scales[number])
+    return drawn

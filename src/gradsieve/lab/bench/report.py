@@ -1,0 +1,100 @@
+"""The one form all measurements are reported in: the environment, and rows that say what was measured under what."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gradsieve.lab.machine import cpu_model, num_cores
+from gradsieve.version import __version__
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = dict[str, Any]
+"""`method` or `recipe`, `numel`, `density`, `ranks`, `threads`, `repeats`, `seconds` (median), and what else there is."""
+
+PACKAGES = ("torch", "numpy", "numba")
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run of a measuring command."""
+
+    environment: dict[str, Any]
+    results: list[Row]
+
+    def to_json(self) -> str:
+        """One object, as every `--json` prints it."""
+        return json.dumps({"environment": self.environment, "results": self.results}, indent=2)
+
+
+class Column(NamedTuple):
+    """A column of a table: a field of the rows, its title, and how a value is written."""
+
+    field: str
+    title: str
+    write: Callable[[Any], str] = str
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what a measurement is made."""
+    return {
+        "gradsieve": __version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "cpu": cpu_model(),
+        "cores": num_cores(),
+        "platform": platform.platform(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def table(report: Report, title: str, columns: Sequence[Column]) -> Table:
+    """The rows for people, in the order they were measured."""
+    from rich.table import Table
+
+    known = report.environment
+    shown = Table(
+        title=title,
+        caption=f"{known['cpu']}, {known['cores']} cores, torch {known['torch']}, gradsieve {known['gradsieve']}",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for number, column in enumerate(columns):
+        shown.add_column(column.title, justify="right" if number else "left", no_wrap=True)
+    for row in report.results:
+        shown.add_row(*(column.write(row[column.field]) if column.field in row else "" for column in columns))
+    return shown
+
+
+def milliseconds(seconds: float) -> str:
+    """Such as `8.51 ms`."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:.0f} ms"
+
+
+def thousands(count: float) -> str:
+    """Such as `14,700,000`."""
+    return f"{count:,.0f}"
+
+
+def megabytes(num_bytes: float) -> str:
+    """Such as `1.41 MB`."""
+    return f"{num_bytes / 1e6:.3g} MB"
+
+
+def times(ratio: float) -> str:
+    """Such as `3.1x`."""
+    return f"{ratio:.3g}x" if ratio < 100 else f"{ratio:.0f}x"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

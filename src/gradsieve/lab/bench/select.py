@@ -1,0 +1,163 @@
+"""Time of selection with error feedback on one process: accumulate and select, as `Pipeline.step` does them.
+
+Settling is not timed, but done: the next step meets a real residual and a threshold that is a step old. A median over
+many steps is that of an ordinary step; the rare one that evaluates its threshold anew is in `raw_seconds`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradsieve.feedback import Residual
+from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Contender, Progress, contest, silent
+from gradsieve.lab.bench.gradients import POOL, Gradients
+from gradsieve.lab.bench.report import Column, Report, Row, environment, milliseconds, thousands, times
+from gradsieve.lab.machine import require_memory
+from gradsieve.selectors import SELECTORS, Selector
+from gradsieve.vector import SparseVector
+
+TORCH_TOPK, ADD = "torch.topk", "add_"
+
+COLUMNS = (
+    Column("method", "method"),
+    Column("numel", "numel", thousands),
+    Column("density", "density", str),
+    Column("threads", "threads"),
+    Column("seconds", "accumulate + select", milliseconds),
+    Column("ratio_to_add_", "to add_", times),
+    Column("speedup_over_torch.topk", "over torch.topk", times),
+    Column("picked_over_k", "picked / k", "{:.2f}".format),
+)
+
+
+@dataclass(frozen=True)
+class SelectPlan:
+    """What to measure: every combination of these."""
+
+    methods: Sequence[str]
+    numels: Sequence[int]
+    densities: Sequence[float]
+    threads: Sequence[int]
+    repeats: int
+
+
+class Picked(NamedTuple):
+    """One step."""
+
+    seconds: float
+    nnz: int
+
+
+class SieveContender:
+    """Feedback and a selector of this library."""
+
+    warmup_steps = RESIDUAL_WARMUP_STEPS
+
+    def __init__(self, selector: Selector[Any], grad: Tensor, k: int) -> None:
+        self.selector = selector
+        self.k = k
+        self._residual = Residual()
+        self._feedback_state = self._residual.init(grad)
+        self._selector_state = selector.init(grad.numel())
+
+    def step(self, grad: Tensor) -> Picked:
+        """Accumulate and select, timed; then settle as if all that was picked had been delivered."""
+        started = time.perf_counter()
+        floor = self.selector.floor(self._selector_state)
+        accumulated, candidates = self._residual.accumulate(grad, self._feedback_state, floor, self.k)
+        local, self._selector_state = self.selector(accumulated, self.k, self._selector_state, candidates)
+        seconds = time.perf_counter() - started
+        nothing = SparseVector.empty(local.numel, local.values)
+        self._feedback_state = self._residual.settle(accumulated, grad, local, nothing, self._feedback_state)
+        return Picked(seconds, local.nnz)
+
+
+class TorchTopkContender:
+    """What people write: add the gradient to the residual, sort out the k largest magnitudes with torch."""
+
+    warmup_steps = 2
+
+    def __init__(self, grad: Tensor, k: int) -> None:
+        self.k = k
+        self._residual = torch.zeros_like(grad)
+
+    def step(self, grad: Tensor) -> Picked:
+        """See the class."""
+        started = time.perf_counter()
+        self._residual.add_(grad)
+        _, indices = torch.topk(self._residual.abs(), self.k)
+        seconds = time.perf_counter() - started
+        self._residual[indices] = 0
+        return Picked(seconds, self.k)
+
+
+class AddContender:
+    """The least that error feedback can cost: one pass that adds the gradient in."""
+
+    warmup_steps = 2
+
+    def __init__(self, grad: Tensor) -> None:
+        self._residual = torch.zeros_like(grad)
+
+    def step(self, grad: Tensor) -> Picked:
+        """See the class."""
+        started = time.perf_counter()
+        self._residual.add_(grad)
+        return Picked(time.perf_counter() - started, 0)
+
+
+def bench_select(plan: SelectPlan, progress: Progress = silent) -> Report:
+    """Measure all combinations; the peers are always among the rows."""
+    selectors = {name: SELECTORS[name] for name in plan.methods}
+    # Two vectors for each method's residual, one each for the peers', and what torch.topk makes on the way.
+    vectors = POOL + 2 * len(selectors) + 2 + 4
+    require_memory(4 * vectors * max(plan.numels), "use a smaller --numel or fewer --method")
+    before = torch.get_num_threads()
+    rows: list[Row] = []
+    try:
+        for numel in plan.numels:
+            gradients = Gradients(numel)
+            for density in plan.densities:
+                for threads in plan.threads:
+                    torch.set_num_threads(threads)
+                    cell: Row = {"numel": numel, "density": density, "ranks": 1, "threads": threads}
+                    rows += _measured(cell, selectors, gradients, plan.repeats, progress)
+    finally:
+        torch.set_num_threads(before)
+    return Report(environment(), rows)
+
+
+def _measured(
+    cell: Row, selectors: dict[str, Any], gradients: Gradients, repeats: int, progress: Progress
+) -> list[Row]:
+    grad = gradients.fresh()
+    k = max(1, round(cell["numel"] * cell["density"]))
+    contenders: dict[str, Contender[Picked]] = {
+        name: SieveContender(selector(), grad, k) for name, selector in selectors.items()
+    }
+    contenders |= {TORCH_TOPK: TorchTopkContender(grad, k), ADD: AddContender(grad)}
+    what = f"numel {cell['numel']:,}, density {cell['density']:g}, {cell['threads']} thread(s)"
+    samples = contest(what, contenders, gradients, repeats, progress)
+    medians = {name: statistics.median(s.seconds for s in steps) for name, steps in samples.items()}
+    return [
+        {
+            "method": name,
+            **cell,
+            "k": k,
+            "repeats": repeats,
+            "step": "ordinary",
+            "seconds": medians[name],
+            "ratio_to_add_": medians[name] / medians[ADD],
+            "speedup_over_torch.topk": medians[TORCH_TOPK] / medians[name],
+            **({} if name == ADD else {"picked_over_k": statistics.median(s.nnz for s in steps) / k}),
+            "raw_seconds": [s.seconds for s in steps],
+        }
+        for name, steps in samples.items()
+    ]
