@@ -84,7 +84,7 @@ class Link:
             f"rank {self.rank}: lost {who} or had no answer within {self.timeout_seconds:g} s ({error})"
         )
 
-    def room_for(self, length: int, peer: int, device: torch.device | None = None) -> Tensor:
+    def room_for(self, length: int, peer: int | None, device: torch.device | None = None) -> Tensor:
         """Memory for a message whose length a peer announced; a length that cannot be true is an error."""
         try:
             if 0 <= length < LARGEST_MESSAGE_BYTES:
@@ -214,7 +214,7 @@ class CountedTransport:
         length = torch.tensor([message.numel()], dtype=torch.int64, device=self.device)
         theirs = torch.zeros_like(length)
         self._run(self._pair(length, to, theirs, source))
-        received = self.link.room_for(int(theirs), self.link.rank if source is None else source, self.device)
+        received = self.link.room_for(int(theirs), source, self.device)
         self._run(self._pair(message, to if message.numel() else None, received, source if len(received) else None))
         return None if source is None else received
 

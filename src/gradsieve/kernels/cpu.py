@@ -129,8 +129,8 @@ def moments(x: Tensor) -> tuple[float, float]:
         sums[chunk] = loops.moments(source[start:stop])
 
     _in_threads(sum_part, x.numel())
-    total, squares = sums.sum(axis=0) / x.numel()
-    return float(total), float(np.sqrt(max(squares - total * total, 0.0)))
+    mean, mean_square = (float(moment) / x.numel() for moment in sums.sum(axis=0))
+    return mean, max(mean_square - mean * mean, 0.0) ** 0.5
 
 
 def sample(x: Tensor, num_entries: int) -> Tensor:

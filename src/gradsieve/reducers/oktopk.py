@@ -58,10 +58,10 @@ class OkTopk(Reducer[OkTopkState]):
     band: tuple[float, float] = (0.8, 1.25)  # counts (in k) that a reused threshold may give; wider evaluates less
     skew: float = 4.0  # largest block over mean block from which blocks are evened out; lower balances more often
     threshold_points: int = 512  # a rank's points at an evaluation, fewer for small k; more meets k closer
-    region_points_per_rank: int = 16  # regions are balanced to within about 1 / this
+    points_per_region: int = 4  # a rank's points when regions are cut; more balances them closer
 
     def __post_init__(self) -> None:
-        for name in ("threshold_every", "repartition_every", "threshold_points", "region_points_per_rank"):
+        for name in ("threshold_every", "repartition_every", "threshold_points", "points_per_region"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.band[0] <= 1 <= self.band[1]:
@@ -83,14 +83,14 @@ class OkTopk(Reducer[OkTopkState]):
         owned = add(part for _, part in channel.scatter(local.split(state.bounds), state.bounds))  # 2
         if state.step >= state.evaluate_at:  # 3
             state = self._evaluated(owned, k, state, comm)
-        blocks = self._gathered(owned.above(state.threshold), state, channel)  # 4
+        blocks, sizes = self._gathered(owned.above(state.threshold), state, channel)  # 4
         total = SparseVector.concatenate(blocks)
         leftover = local.without(total)  # 5
-        return Reduced(total, leftover), self._next(state, k, [block.nnz for block in blocks])
+        return Reduced(total, leftover), self._next(state, k, sizes)
 
     def _balanced_bounds(self, local: SparseVector, comm: Comm) -> tuple[int, ...]:
         """Regions that receive equal shares of all ranks' entries, as far as the gathered points tell."""
-        ranks = point_ranks(local.nnz, self.region_points_per_rank * comm.size)
+        ranks = point_ranks(local.nnz, self.points_per_region * comm.size)
         points = local.indices[ranks.to(local.indices.device)]
         spread = Spread(points, local.nnz, comm, descending=False)
         if spread.total == 0:
@@ -112,14 +112,19 @@ class OkTopk(Reducer[OkTopkState]):
             evaluate_at=state.step + interval,
         )
 
-    def _gathered(self, block: SparseVector, state: OkTopkState, channel: Channel) -> list[SparseVector]:
-        rank = channel.comm.rank
+    def _gathered(
+        self, block: SparseVector, state: OkTopkState, channel: Channel
+    ) -> tuple[list[SparseVector], list[int]]:
+        """The blocks that make up the total, and the sizes they had at their owners."""
         if state.skewed:
-            return channel.gather_blocks(_evened(block, channel))
-        return channel.gather_blocks(block, state.bounds[rank], state.bounds[rank + 1])
+            sizes = _sizes(block, channel.comm)
+            return channel.gather_blocks(_evened(block, sizes, channel)), sizes
+        rank = channel.comm.rank
+        blocks = channel.gather_blocks(block, state.bounds[rank], state.bounds[rank + 1])
+        return blocks, [block.nnz for block in blocks]
 
     def _next(self, state: OkTopkState, k: int, sizes: Sequence[int]) -> OkTopkState:
-        """What all ranks conclude for the next step from the sizes of the blocks."""
+        """What all ranks conclude for the next step from the sizes of the owners' blocks."""
         count, step = sum(sizes), state.step + 1
         fits = self._in_band(count, k) or (count < k and state.threshold == 0)
         return state._replace(
@@ -132,12 +137,15 @@ class OkTopk(Reducer[OkTopkState]):
         return self.band[0] * k <= count <= self.band[1] * k
 
 
-def _evened(block: SparseVector, channel: Channel) -> SparseVector:
+def _sizes(block: SparseVector, comm: Comm) -> list[int]:
+    return [int(size) for size in comm.all_gather_v(torch.tensor([block.nnz], dtype=torch.int64))]
+
+
+def _evened(block: SparseVector, sizes: Sequence[int], channel: Channel) -> SparseVector:
     """This rank's share after all blocks, laid end to end, are cut into equal ones."""
-    comm = channel.comm
-    sizes = [int(s) for s in torch.cat(comm.all_gather_v(torch.tensor([block.nnz], dtype=torch.int64)))]
-    before = sum(sizes[: comm.rank])
-    cuts = [min(max(edge - before, 0), block.nnz) for edge in equal_bounds(sum(sizes), comm.size)]
+    rank, size = channel.comm.rank, channel.comm.size
+    before = sum(sizes[:rank])
+    cuts = [min(max(edge - before, 0), block.nnz) for edge in equal_bounds(sum(sizes), size)]
     parts = [
         SparseVector.trusted((block.indices[a:b], block.values[a:b]), block.numel)
         for a, b in zip(cuts, cuts[1:], strict=False)

@@ -1,0 +1,118 @@
+"""What the ranks pick, in all the ways that have broken sparse reductions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradsieve import SparseVector
+
+SIZES = range(1, 9)
+
+
+class Case(NamedTuple):
+    """Each rank's entries as a dense vector with at most k non-zeros."""
+
+    locals: list[Tensor]
+    k: int
+
+    @property
+    def numel(self) -> int:
+        return self.locals[0].numel()
+
+    def local(self, rank: int) -> SparseVector:
+        return sparse(self.locals[rank])
+
+
+def sparse(dense: Tensor) -> SparseVector:
+    """The non-zero entries of a dense vector."""
+    indices = dense.nonzero().flatten()
+    return SparseVector(indices, dense[indices], dense.numel())
+
+
+def place(numel: int, indices: Tensor, generator: torch.Generator) -> Tensor:
+    """Non-zero whole numbers at some indices: sums of them are exact."""
+    dense = torch.zeros(numel, dtype=torch.float64)
+    values = torch.randint(1, 9, indices.shape, generator=generator)
+    signs = torch.randint(0, 2, indices.shape, generator=generator) * 2 - 1
+    dense[indices] = (values * signs).double()
+    return dense
+
+
+def disjoint(size: int, generator: torch.Generator) -> Case:
+    numel, k = 40 * size, 10
+    order = torch.randperm(numel, generator=generator)
+    return Case([place(numel, order[r * k : (r + 1) * k], generator) for r in range(size)], k)
+
+
+def identical(size: int, generator: torch.Generator) -> Case:
+    one = place(200, torch.randperm(200, generator=generator)[:20], generator)
+    return Case([one.clone() for _ in range(size)], 20)
+
+
+def overlapping(size: int, generator: torch.Generator) -> Case:
+    return Case([place(60, torch.randperm(60, generator=generator)[:15], generator) for _ in range(size)], 15)
+
+
+def one_rank_empty(size: int, generator: torch.Generator) -> Case:
+    case = overlapping(size, generator)
+    case.locals[size // 2].zero_()
+    return case
+
+
+def all_empty(size: int, generator: torch.Generator) -> Case:
+    return Case([torch.zeros(50, dtype=torch.float64) for _ in range(size)], 5)
+
+
+def one_region(size: int, generator: torch.Generator) -> Case:
+    numel, k = 1000, 12
+    return Case(
+        [place(numel, 970 + torch.randperm(30, generator=generator)[:k], generator) for _ in range(size)], k
+    )
+
+
+def ties(size: int, generator: torch.Generator) -> Case:
+    case = overlapping(size, generator)
+    return Case([dense.sign() for dense in case.locals], case.k)
+
+
+def everything(size: int, generator: torch.Generator) -> Case:
+    return Case([torch.randint(-4, 5, (33,), generator=generator).double() for _ in range(size)], 33)
+
+
+def cancelling(size: int, generator: torch.Generator) -> Case:
+    one = place(40, torch.arange(40), generator)
+    return Case([one * (1 if rank % 2 else -1) for rank in range(size)], 40)
+
+
+def fewer_entries_than_ranks(size: int, generator: torch.Generator) -> Case:
+    return Case([place(3, torch.randint(0, 3, (1,), generator=generator), generator) for _ in range(size)], 1)
+
+
+def ranks_far_apart(size: int, generator: torch.Generator) -> Case:
+    """Most ranks pick at the front, the last one at the back."""
+    numel, k = 2000, 16
+    starts = [0] * (size - 1) + [numel - 100]
+    return Case(
+        [place(numel, start + torch.randperm(100, generator=generator)[:k], generator) for start in starts], k
+    )
+
+
+PATTERNS = {
+    f.__name__: f
+    for f in (
+        disjoint,
+        identical,
+        overlapping,
+        one_rank_empty,
+        all_empty,
+        one_region,
+        ties,
+        everything,
+        cancelling,
+        fewer_entries_than_ranks,
+        ranks_far_apart,
+    )
+}

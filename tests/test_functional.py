@@ -1,0 +1,140 @@
+"""sparse_allreduce: the one-call form, and what it says to bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from gradsieve import RECIPES, REDUCERS, SELECTORS, InputError, MismatchError, SparseVector, UnknownNameError
+from gradsieve import sparse_allreduce as allreduce
+from gradsieve.comm import Comm
+from gradsieve.testing import run_ranks
+
+
+def gradient(rank: int, numel: int = 100) -> torch.Tensor:
+    return torch.randint(-8, 9, (numel,), generator=torch.Generator().manual_seed(rank)).double()
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("name", RECIPES)
+def test_at_full_density_every_recipe_gives_the_mean(name: str, size: int) -> None:
+    def rank(comm: Comm) -> list[torch.Tensor]:
+        first = allreduce(gradient(comm.rank), name, density=1.0, comm=comm)
+        again = allreduce(gradient(comm.rank), name, density=1.0, comm=comm, state=first.state)
+        return [first.mean, again.mean]
+
+    expected = sum(gradient(r) for r in range(size)) / size
+    for means in run_ranks(size, rank):
+        assert torch.equal(means[0], expected)
+        if name != "dgc":  # whose momentum is still moving where nothing was to be sent
+            assert torch.equal(means[1], expected)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_same_mean_on_every_rank_step_after_step(name: str) -> None:
+    def rank(comm: Comm) -> list[torch.Tensor]:
+        state, means = None, []
+        generator = torch.Generator().manual_seed(comm.rank)
+        for _ in range(40):
+            grad = torch.randn(2000, generator=generator)
+            mean, state = allreduce(grad, name, density=0.02, comm=comm, state=state)
+            means.append(mean)
+        return means
+
+    results = run_ranks(5, rank)
+    for means in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(means, results[0], strict=True))
+
+
+def test_the_tensor_is_left_alone_unless_it_is_the_output() -> None:
+    def rank(comm: Comm) -> None:
+        grad = gradient(comm.rank)
+        mean, _ = allreduce(grad, density=0.1, comm=comm)
+        assert torch.equal(grad, gradient(comm.rank))
+        written, _ = allreduce(grad, density=0.1, comm=comm, out=grad)
+        assert written is grad
+        assert torch.equal(grad, mean)
+
+    run_ranks(3, rank)
+
+
+BAD_INPUT: dict[str, tuple[dict[str, Any], str]] = {
+    "density too large": ({"density": 1.5}, r"rank [01]: density must be in \(0, 1\], got 1.5"),
+    "density zero": ({"density": 0.0}, r"density must be in \(0, 1\], got 0.0"),
+    "density nan": ({"density": float("nan")}, r"density must be in \(0, 1\], got nan"),
+    "two dimensions": ({"tensor": torch.ones(3, 4)}, r"rank [01]: tensor must be 1-D .* got shape \(3, 4\)"),
+    "integers": ({"tensor": torch.ones(3).int()}, "tensor must be floating point, got .* torch.int32"),
+    "strided": ({"tensor": torch.ones(8)[::2]}, r"tensor must be contiguous .* stride \(2,\)"),
+    "nothing": ({"tensor": torch.ones(0)}, "tensor must have at least one entry"),
+    "another output": ({"out": torch.ones(7)}, r"rank [01]: out must be like tensor, got shape \(7,\)"),
+    "unknown recipe": ({"recipe": "oktopkk"}, "unknown recipe 'oktopkk'; did you mean 'oktopk'\\? allowed: dense, "),
+    "strange recipe": ({"recipe": "zzzzzz"}, "unknown recipe 'zzzzzz'; allowed: dense, topka"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_gets_one_sentence(name: str) -> None:
+    arguments, sentence = BAD_INPUT[name]
+
+    def rank(comm: Comm) -> None:
+        allreduce(**({"tensor": torch.ones(10), "density": 0.5, "comm": comm} | arguments))
+
+    with pytest.raises(InputError, match=sentence):
+        run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_lengths_that_differ_are_named_on_every_rank(name: str) -> None:
+    def rank(comm: Comm) -> str:
+        with pytest.raises(MismatchError, match="10 on rank 0, 10 on rank 1, 11 on rank 2") as caught:
+            REDUCERS[name]().init(10 + comm.rank // 2, comm)
+        return str(caught.value)
+
+    sentences = run_ranks(3, rank)
+    assert [sentence.split(":")[0] for sentence in sentences] == ["rank 0", "rank 1", "rank 2"]
+
+
+@pytest.mark.parametrize("name", [n for n in REDUCERS if n != "dense"])
+def test_lengths_and_k_that_differ_later_are_noticed_in_the_exchange(name: str) -> None:
+    def rank(comm: Comm, numel: int, k: int) -> None:
+        reducer = REDUCERS[name]()
+        state = reducer.init(20, comm)
+        reducer(SparseVector(torch.tensor([1]), torch.ones(1), numel), k, state, comm)
+
+    with pytest.raises(MismatchError, match="numel must be the same on all ranks"):
+        run_ranks(2, lambda comm: rank(comm, 20 + comm.rank, 5))
+    with pytest.raises(MismatchError, match="k must be the same on all ranks"):
+        run_ranks(2, lambda comm: rank(comm, 20, 5 + comm.rank))
+
+
+@pytest.mark.parametrize("k", [0, -1, 21])
+@pytest.mark.parametrize("name", REDUCERS)
+def test_k_out_of_range_is_refused(name: str, k: int) -> None:
+    def rank(comm: Comm) -> None:
+        reducer = REDUCERS[name]()
+        reducer(SparseVector(torch.tensor([1]), torch.ones(1), 20), k, reducer.init(20, comm), comm)
+
+    with pytest.raises(InputError, match=rf"rank 0: k must be in \[1, numel = 20\], got {k}"):
+        run_ranks(1, rank)
+
+
+def test_unknown_names_are_errors_in_every_registry() -> None:
+    for registry, near in ((RECIPES, "gaussiank"), (SELECTORS, "exact"), (REDUCERS, "topkdsa")):
+        with pytest.raises(UnknownNameError, match=f"did you mean '{near}'"):
+            registry[near[:-1]]
+
+
+def test_without_a_process_group_there_is_a_sentence_that_helps() -> None:
+    with pytest.raises(InputError, match="torch.distributed is not initialized: start with torchrun"):
+        allreduce(torch.ones(10), density=0.5)
+
+
+def test_the_readme_promise_of_a_small_import() -> None:
+    """The library needs torch, numpy and numba only."""
+    code = "import sys, gradsieve; print([m for m in ('click', 'rich', 'matplotlib', 'mpi4py') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,181 @@
+"""Every compiled kernel against its definition in torch operations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradsieve.kernels import cpu, kernels, reference
+
+DTYPES = [torch.float32, torch.float64]
+NUMELS = [1, 31, 32, 33, 1000, 4099]
+LARGE = 2 * cpu.CHUNK_ENTRIES + 77  # enough for two threads to share
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def heavy(numel: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Values with zeros, ties, subnormals, infinities and NaN among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(numel, generator=generator, dtype=dtype) ** 3
+    odd = [0.0, -0.0, 1.0, -1.0, 1.0, torch.finfo(dtype).tiny / 4, torch.inf, -torch.inf, torch.nan]
+    for value in odd[: numel // 2]:
+        x[torch.randint(numel, (1,), generator=generator)] = value
+    return x
+
+
+def picks(numel: int, count: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.randperm(numel, generator=generator)[:count].sort().values.int()
+    return indices, torch.randint(-3, 4, (count,), generator=generator).to(dtype)
+
+
+def assert_same(ours: object, theirs: object) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("floor", [0.0, 1.0, torch.inf])
+@pytest.mark.parametrize("numel", [*NUMELS, LARGE])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compact(dtype: torch.dtype, numel: int, floor: float, threads: int) -> None:
+    x = heavy(numel, dtype)
+    assert_same(cpu.compact(x, floor, numel), reference.compact(x, floor, numel))
+    assert_same(cpu.compact(x, floor, 1), reference.compact(x, floor, 1))
+
+
+def test_compact_picks_nan_always_and_zero_never() -> None:
+    x = torch.tensor([0.0, torch.nan, -0.0, 1e-45, -torch.inf, 3.0])
+    assert cpu.compact(x, torch.inf, 6)[0].tolist() == [1, 4]
+    assert cpu.compact(x, 0.0, 6)[0].tolist() == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 7])
+@pytest.mark.parametrize("numel", [*NUMELS, LARGE])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_accumulate_adds_and_collects(dtype: torch.dtype, numel: int, offset: int, threads: int) -> None:
+    # An offset takes the slices off the boundary that streaming stores need.
+    residual, grad = heavy(numel + offset, dtype, 1)[offset:], heavy(numel + offset, dtype, 2)[offset:]
+    ours, theirs = torch.empty(numel + offset, dtype=dtype)[offset:], torch.empty(numel, dtype=dtype)
+    entries = cpu.accumulate(residual, grad, ours, 1.0, numel)
+    expected = reference.accumulate(residual, grad, theirs, 1.0, numel)
+    assert_same(ours, theirs)
+    assert_same(entries, expected)
+
+
+def test_accumulate_gives_up_collecting_beyond_its_room_but_still_adds() -> None:
+    residual, grad, out = torch.ones(10_000), torch.ones(10_000), torch.zeros(10_000)
+    assert cpu.accumulate(residual, grad, out, 0.5, 10) is None
+    assert (out == 2).all()
+
+
+def test_accumulate_without_a_floor_only_adds() -> None:
+    residual, grad, out = torch.ones(100), torch.ones(100), torch.zeros(100)
+    assert cpu.accumulate(residual, grad, out, None, 10) is None
+    assert (out == 2).all()
+
+
+@pytest.mark.parametrize("numel", NUMELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kth_magnitude_and_cut(dtype: torch.dtype, numel: int) -> None:
+    x = heavy(numel, dtype)
+    indices = torch.arange(numel, dtype=torch.int32)
+    for k in {1, numel // 3 + 1, numel - 1 or 1, numel}:
+        assert cpu.kth_magnitude(x, k) == reference.kth_magnitude(x, k)
+        assert_same(cpu.cut(indices, x, k), reference.cut(indices, x, k))
+    assert_same(cpu.cut(indices, x, 0), reference.cut(indices, x, 0))
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (5, 0), (0, 5), (1, 1), (40, 60), (100, 100)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_merge_and_exclude(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+    a, b = picks(100, sizes[0], dtype, 1), picks(100, sizes[1], dtype, 2)
+    assert_same(cpu.merge(a, b), reference.merge(a, b))
+    assert_same(cpu.exclude(a, b[0]), reference.exclude(a, b[0]))
+
+
+def test_merge_keeps_sums_that_cancel_since_they_were_delivered() -> None:
+    index = torch.tensor([4], dtype=torch.int32)
+    indices, values = cpu.merge((index, torch.tensor([2.0])), (index, torch.tensor([-2.0])))
+    assert (indices.tolist(), values.tolist()) == ([4], [0.0])
+
+
+def test_merge_does_not_spread_a_nan() -> None:
+    a = torch.tensor([1, 5], dtype=torch.int32), torch.tensor([torch.nan, 1.0])
+    b = torch.tensor([2, 5], dtype=torch.int32), torch.tensor([1.0, torch.inf])
+    assert_same(cpu.merge(a, b)[1], torch.tensor([torch.nan, 1.0, torch.inf]))
+
+
+@pytest.mark.parametrize(
+    ("indices", "position"),
+    [([], -1), ([3], -1), ([3, 4, 9], -1), ([2, 4], 0), ([3, 3], 1), ([5, 4], 1), ([4, 10], 1), ([-1], 0)],
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_first_disorder(dtype: torch.dtype, indices: list[int], position: int) -> None:
+    tensor = torch.tensor(indices, dtype=dtype)
+    assert cpu.first_disorder(tensor, 3, 10) == position
+    assert reference.first_disorder(tensor, 3, 10) == position
+
+
+@pytest.mark.parametrize("numel", [*NUMELS, LARGE])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_write_scatter_and_settle(dtype: torch.dtype, numel: int, threads: int) -> None:
+    sent, values = picks(numel, (numel + 1) // 2, dtype, 3)
+    leftover = sent[::2].contiguous(), values[::2].contiguous()
+    for name, arguments in {
+        "write_sparse_": (sent, values),
+        "scatter_add_": (sent, values),
+        "settle_": (sent, leftover),
+    }.items():
+        ours, theirs = (torch.arange(numel + 1, dtype=dtype)[1:] for _ in range(2))
+        getattr(cpu, name)(ours, *arguments)
+        getattr(reference, name)(theirs, *arguments)
+        assert_same(ours, theirs)
+
+
+def test_settle_keeps_leftover_that_this_rank_did_not_send() -> None:
+    accumulated = torch.tensor([1.0, 2.0, 3.0])
+    cpu.settle_(accumulated, torch.tensor([0], dtype=torch.int32), (torch.tensor([2]).int(), torch.tensor([5.0])))
+    assert accumulated.tolist() == [0.0, 2.0, 8.0]
+
+
+@pytest.mark.parametrize("numel", [*NUMELS, LARGE])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sample_moments_and_points(dtype: torch.dtype, numel: int, threads: int) -> None:
+    x = torch.randn(numel, dtype=dtype, generator=torch.Generator().manual_seed(0)) + 0.5
+    assert_same(cpu.sample(x, 500), reference.sample(x, 500))
+    ranks = torch.tensor([0, numel // 2, numel - 1])
+    assert_same(cpu.descending_points(x, ranks), reference.descending_points(x, ranks))
+    # Both sum in float64; the order differs.
+    torch.testing.assert_close(cpu.moments(x), reference.moments(x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_goes_to_the_reference(dtype: torch.dtype) -> None:
+    x = torch.tensor([1.0, -3.0, 0.0, 2.0]).to(dtype)
+    assert kernels(x) is reference
+    (indices, values), _ = kernels(x).cut(torch.arange(4).int(), x, 2)
+    assert (indices.tolist(), values.tolist()) == ([1, 3], [-3.0, 2.0])
+
+
+def test_kernels_stay_within_bounds(tmp_path: Path) -> None:
+    """This file again, with every array access of the compiled loops checked."""
+    if os.environ.get("NUMBA_BOUNDSCHECK"):
+        return
+    # A cache of its own: compiled code of an unchecked run would be used otherwise.
+    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -1,0 +1,162 @@
+"""The laws every reducer obeys, for every number of ranks and every pattern: the library's first test."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from patterns import PATTERNS, SIZES, Case, place, sparse
+
+from gradsieve import REDUCERS, CountingComm, SparseVector
+from gradsieve.comm import FRAME_BYTES, Comm, Traffic
+from gradsieve.cost import COSTS
+from gradsieve.testing import run_ranks
+from gradsieve.wire import HEADER_BYTES
+
+STEPS = 3  # the second and third step reuse what the first has found
+
+
+class Outcome(NamedTuple):
+    """One rank's step."""
+
+    local: SparseVector
+    total: SparseVector
+    leftover: SparseVector
+    traffic: Traffic
+
+
+def run(name: str, case: Case, steps: int = STEPS, **settings: Any) -> list[list[Outcome]]:
+    """Outcomes by step and rank; the state makes a round trip through pickle between steps."""
+
+    def rank(comm: Comm) -> list[Outcome]:
+        counting = CountingComm(comm)
+        reducer = REDUCERS[name](**settings)
+        state = reducer.init(case.numel, counting)
+        local = case.local(comm.rank)
+        outcomes = []
+        for _ in range(steps):
+            counting.reset()
+            (total, leftover), state = reducer(local, case.k, state, counting)
+            state = pickle.loads(pickle.dumps(state))
+            outcomes.append(Outcome(local, total, leftover, counting.traffic))
+        return outcomes
+
+    by_rank = run_ranks(len(case.locals), rank)
+    return [[outcomes[step] for outcomes in by_rank] for step in range(steps)]
+
+
+def equal(a: SparseVector, b: SparseVector) -> bool:
+    """Bit for bit, signs of zero included."""
+    bits = {torch.float32: torch.int32, torch.float64: torch.int64}[a.values.dtype]
+    return torch.equal(a.indices, b.indices) and torch.equal(a.values.view(bits), b.values.view(bits))
+
+
+def check_same_everywhere(ranks: list[Outcome]) -> None:
+    assert all(equal(outcome.total, ranks[0].total) for outcome in ranks)
+
+
+def check_nothing_lost(ranks: list[Outcome], tolerance: float) -> None:
+    sent = sum(outcome.local.to_dense() for outcome in ranks)
+    kept = sum(outcome.leftover.to_dense() for outcome in ranks) + ranks[0].total.to_dense()
+    torch.testing.assert_close(kept, sent, rtol=tolerance, atol=tolerance)
+
+
+def check_well_formed(vector: SparseVector) -> None:
+    SparseVector(vector.indices, vector.values, vector.numel)
+    assert torch.isfinite(vector.values).all()
+
+
+def check_cost(name: str, case: Case, ranks: list[Outcome]) -> None:
+    cost = COSTS[name](len(ranks), case.k, case.numel)
+    for outcome in ranks:
+        value_bytes = outcome.local.values.element_size()
+        overhead = cost.messages * (HEADER_BYTES + FRAME_BYTES)
+        allowed = (cost.words_limit + cost.control_words) * value_bytes + overhead  # exact for float32
+        assert outcome.traffic.messages_received <= cost.messages
+        assert outcome.traffic.bytes_received <= allowed
+
+
+def check_all(name: str, case: Case, tolerance: float = 0.0) -> None:
+    steps = run(name, case)
+    for ranks in steps:
+        check_same_everywhere(ranks)
+        if REDUCERS[name].conserving:
+            check_nothing_lost(ranks, tolerance)
+        for outcome in ranks:
+            check_well_formed(outcome.total)
+            check_well_formed(outcome.leftover)
+        check_cost(name, case, ranks)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", REDUCERS)
+def test_laws_hold_exactly_on_whole_numbers(name: str, size: int, pattern: str) -> None:
+    case = PATTERNS[pattern](size, torch.Generator().manual_seed(size))
+    check_all(name, case)
+    if case.k == case.numel:
+        for ranks in run(name, case):
+            assert torch.equal(ranks[0].total.to_dense(), sum(case.locals))
+            assert all(not outcome.leftover.values.any() for outcome in ranks)
+            if name != "gtopk_paper":
+                assert all(outcome.leftover.nnz == 0 for outcome in ranks)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("name", REDUCERS)
+def test_laws_hold_to_rounding_on_random_float32(name: str, size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    dense = [torch.randn(5000, generator=generator) ** 3 for _ in range(size)]
+    case = Case([sparse(x).top(100)[0].to_dense() for x in dense], 100)
+    # At most 8 float32 values of at most about 50 are added: a handful of roundings of 2^-24 relative.
+    check_all(name, case, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_the_same_input_gives_the_same_output_and_is_not_changed(name: str) -> None:
+    case = PATTERNS["overlapping"](5, torch.Generator().manual_seed(1))
+    before = [dense.clone() for dense in case.locals]
+    first, second = run(name, case), run(name, case)
+    for a, b in zip(first, second, strict=True):
+        assert all(equal(x.total, y.total) and equal(x.leftover, y.leftover) for x, y in zip(a, b, strict=True))
+    for ranks in first:
+        for rank, outcome in enumerate(ranks):
+            assert equal(outcome.local, sparse(before[rank]))
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_nan_on_one_rank_reaches_every_rank(name: str) -> None:
+    case = PATTERNS["overlapping"](5, torch.Generator().manual_seed(2))
+    case.locals[3][7] = torch.nan
+    case.locals[1][8] = torch.inf
+    for ranks in run(name, case):
+        for outcome in ranks:
+            assert not torch.isfinite(outcome.total.values).all()
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Any number of ranks, any length, any picks of at most k entries."""
+    size = draw(st.integers(1, 8))
+    numel = draw(st.integers(1, 80))
+    k = draw(st.integers(1, numel))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    stretch = draw(st.sampled_from([numel, max(1, numel // 8)]))
+    locals_ = []
+    for _ in range(size):
+        count = min(draw(st.integers(0, k)), stretch)
+        start = draw(st.integers(0, numel - stretch))
+        picks = start + torch.randperm(stretch, generator=generator)[:count]
+        locals_.append(place(numel, picks, generator))
+    return Case(locals_, k)
+
+
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("name", REDUCERS)
+@given(case=cases())
+def test_laws_hold_on_drawn_cases(name: str, case: Case) -> None:
+    check_all(name, case)

@@ -1,0 +1,205 @@
+"""Ok-Topk: its traffic, its balance, its thresholds and its calls."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradsieve import REDUCERS, CountingComm, InputError, SparseVector
+from gradsieve.comm import Comm, Traffic
+from gradsieve.recipes import OkTopkRecipe
+from gradsieve.functional import sparse_allreduce
+from gradsieve.reducers.oktopk import OkTopk, OkTopkState
+from gradsieve.selectors.exact import Exact
+from gradsieve.testing import run_ranks
+
+NUMEL, K = 320_000, 8000
+
+
+def crowded(rank: int, step: int) -> Tensor:
+    """Nine tenths of the large entries in the first twentieth of the vector."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(NUMEL, generator=generator)
+    x[: NUMEL // 20] *= 20
+    return x
+
+
+def apart(rank: int, step: int) -> Tensor:
+    """A quarter of the ranks has its large entries at the back, the others at the front."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(NUMEL, generator=generator)
+    tenth = NUMEL // 10
+    x[slice(-tenth, None) if rank % 4 == 3 else slice(0, tenth)] *= 20
+    return x
+
+
+def layered(rank: int, step: int) -> Tensor:
+    """Layers of different scales, and a part that all ranks share."""
+    scales = torch.logspace(-2, 0, 16).repeat_interleave(NUMEL // 16)
+    shared = torch.randn(NUMEL, generator=torch.Generator().manual_seed(step))
+    own = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1000 * step + rank + 1))
+    return (shared + own) * scales
+
+
+class Step(NamedTuple):
+    local: int
+    total: int
+    traffic: Traffic
+    state: OkTopkState
+
+
+def run(size: int, gradient: Any, steps: int, reducer: OkTopk | None = None) -> list[list[Step]]:
+    """Steps by rank, of exact top-k without feedback: every step is as skewed as the gradient."""
+    chosen = reducer or OkTopk()
+
+    def rank(comm: Comm) -> list[Step]:
+        counting = CountingComm(comm)
+        state, done = chosen.init(NUMEL, counting), []
+        for step in range(steps):
+            x = gradient(comm.rank, step)
+            local, _ = Exact()(x, K, Exact().init(NUMEL))
+            counting.reset()
+            (total, _), state = chosen(local, K, state, counting)
+            done.append(Step(local.nnz, total.nnz, counting.traffic, state))
+        return done
+
+    return run_ranks(size, rank)
+
+
+@pytest.mark.parametrize("gradient", [crowded, apart, layered])
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 16, 32])
+def test_words_stay_within_the_papers_bound_on_skewed_gradients(size: int, gradient: Any) -> None:
+    """Every byte counted: entries, headers, frames and quantile points."""
+    for done in run(size, gradient, 5):
+        for step in done:
+            most = max(step.local, step.total)
+            assert step.traffic.bytes_received <= 4 * 6 * most * (size - 1) / size
+
+
+@pytest.mark.parametrize("gradient", [crowded, apart, layered])
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_words_average_near_the_balanced_cost(size: int, gradient: Any) -> None:
+    """At most 4.3k(P-1)/P a rank and step, every byte counted."""
+    received = [step.traffic.bytes_received for done in run(size, gradient, 12) for step in done]
+    assert sum(received) / len(received) <= 4 * 4.3 * K * (size - 1) / size
+
+
+def test_equal_regions_would_break_the_bound() -> None:
+    """The balancing is the algorithm: the same gradients over equal regions."""
+    size = 8
+
+    def rank(comm: Comm) -> int:
+        counting = CountingComm(comm)
+        reducer = REDUCERS["topkdsa"]()
+        local, _ = Exact()(crowded(comm.rank, 0), K, Exact().init(NUMEL))
+        state = reducer.init(NUMEL, counting)
+        counting.reset()
+        reducer(local, K, state, counting)
+        return counting.traffic.bytes_received
+
+    assert max(run_ranks(size, rank)) > 4 * 6 * K * (size - 1) / size
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 32])
+def test_the_global_count_is_about_k(size: int) -> None:
+    for done in run(size, layered, 4):
+        for step in done:
+            assert 0.85 * K <= step.total <= 1.15 * K
+
+
+def test_a_steady_gradient_needs_two_calls_and_an_evaluation_three() -> None:
+    done = run(4, layered, 24)[0]
+    assert done[0].traffic.calls <= 4
+    assert max(step.traffic.calls for step in done[1:]) <= 3
+    assert {step.traffic.calls for step in done[12:]} == {2, 3}
+    assert done[-1].state.interval >= 4
+
+
+def test_evening_out_costs_two_calls_more_and_goes_on_while_owners_are_uneven() -> None:
+    """Sizes after evening out are equal: taken for the owners' they would stop it every other step."""
+    for step in run(4, crowded, 10, OkTopk(skew=1.0))[0][1:]:
+        evaluated = step.state.evaluate_at == step.state.step - 1 + step.state.interval
+        assert step.traffic.calls == (5 if evaluated else 4)
+
+
+def at_the_back(rank: int, step: int) -> Tensor:
+    """Regions are cut for entries everywhere; then all sums that matter lie in the last region."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(NUMEL, generator=generator)
+    if step:
+        x[-NUMEL // 16 :] *= 50
+    return x
+
+
+def test_blocks_are_evened_out_when_one_owner_has_most() -> None:
+    """The owner of everything would have to send all blocks; evened out, nobody sends more than its share."""
+    size = 8
+    plain = run(size, at_the_back, 4, OkTopk(skew=float(size)))
+    evened = run(size, at_the_back, 4)
+    assert evened[0][1].state.skewed
+    most = [max(done[3].traffic.bytes_sent for done in ranks) for ranks in (plain, evened)]
+    assert most[1] < 0.6 * most[0]
+    totals = [[done[step].total for step in range(4)] for done in evened]
+    assert all(total == totals[0] for total in totals)
+
+
+def test_evened_blocks_give_the_same_total() -> None:
+    def total(skew: float) -> list[SparseVector]:
+        def rank(comm: Comm) -> list[SparseVector]:
+            reducer = OkTopk(skew=skew)
+            state, totals = reducer.init(NUMEL, comm), []
+            for step in range(4):
+                local, _ = Exact()(at_the_back(comm.rank, step), K, Exact().init(NUMEL))
+                (result, _), state = reducer(local, K, state, comm)
+                totals.append(result)
+            return totals
+
+        return run_ranks(5, rank)[3]
+
+    for plain, evened in zip(total(5.0), total(1.0), strict=True):
+        assert torch.equal(plain.indices, evened.indices)
+        assert torch.equal(plain.values, evened.values)
+
+
+def test_a_gradient_that_changes_its_scale_is_followed() -> None:
+    def jumping(rank: int, step: int) -> Tensor:
+        return layered(rank, step) * (100.0 if step >= 6 else 1.0)
+
+    counts = [step.total / K for step in run(4, jumping, 9)[0]]
+    assert counts[6] > 1.25  # nobody could know before
+    assert all(0.85 <= count <= 1.15 for count in counts[7:])
+
+
+def test_entries_that_wait_below_the_threshold_do_not_flood_it() -> None:
+    """With error feedback a persistent gradient piles up just below the threshold: a reused one let 0.01k to 4k by."""
+
+    def rank(comm: Comm) -> list[float]:
+        shared = layered(0, 0)
+        generator, state, counts = torch.Generator().manual_seed(comm.rank), None, []
+        for _ in range(60):
+            grad = 0.5 * shared + torch.randn(NUMEL, generator=generator)
+            mean, state = sparse_allreduce(grad, OkTopkRecipe(), density=K / NUMEL, comm=comm, state=state)
+            counts.append(int(mean.count_nonzero()) / K)
+        return counts
+
+    counts = run_ranks(4, rank)[0]
+    assert sum(counts) / len(counts) == pytest.approx(1.0, abs=0.1)
+    assert max(counts) < 1.6
+    assert min(counts) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"threshold_every": 0}, "threshold_every must be at least 1, got 0"),
+        ({"repartition_every": 0}, "repartition_every must be at least 1, got 0"),
+        ({"band": (0.5, 0.9)}, r"band must be positive and enclose 1, got \(0.5, 0.9\)"),
+        ({"skew": 0.5}, "skew must be at least 1, got 0.5"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        OkTopk(**settings)

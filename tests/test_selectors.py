@@ -1,0 +1,234 @@
+"""Selectors: what is always true of their picks, and what each promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradsieve import SELECTORS, InputError, SparseVector
+from gradsieve.feedback import Residual
+from gradsieve.selectors import Everything, Selector
+from gradsieve.selectors.exact import Exact, ExactState
+from gradsieve.selectors.gaussian import normal_threshold
+from gradsieve.selectors.threshold import Threshold, ThresholdState
+
+
+def pick(selector: Selector[Any], x: Tensor, k: int) -> SparseVector:
+    return selector(x, k, selector.init(x.numel()))[0]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+SHAPES = {
+    "normal": lambda: torch.randn(5000, generator=seeded()),
+    "mostly zero": lambda: torch.randn(5000, generator=seeded()) * (torch.rand(5000, generator=seeded(1)) < 0.001),
+    "all zero": lambda: torch.zeros(5000),
+    "ties": lambda: torch.randn(5000, generator=seeded()).sign(),
+    "constant": lambda: torch.full((5000,), -2.5),
+    "one entry": lambda: torch.tensor([3.0]),
+    "two scales": lambda: torch.cat([torch.randn(2500, generator=seeded()), 1e-6 * torch.randn(2500)]),
+    "subnormal": lambda: torch.randn(5000, generator=seeded()) * 1e-42,
+    "float64": lambda: torch.randn(5000, generator=seeded(), dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", SELECTORS)
+def test_picks_are_entries_of_the_vector_sorted_unique_and_never_zero(name: str, shape: str) -> None:
+    x = SHAPES[shape]()
+    for k in {1, max(1, x.numel() // 100), x.numel()}:
+        local = pick(SELECTORS[name](), x, k)
+        SparseVector(local.indices, local.values, x.numel())
+        assert torch.equal(local.values, x[local.indices])
+        assert local.values.all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", SELECTORS)
+def test_what_is_not_finite_is_always_picked(name: str, bad: float) -> None:
+    x = torch.randn(5000, generator=seeded())
+    x[1234] = bad
+    assert 1234 in pick(SELECTORS[name](), x, 10).indices.tolist()
+
+
+@pytest.mark.parametrize("numel", [1, 10, 1000, 200_001])
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 1.0])
+def test_exact_is_torch_topk_with_and_without_a_guess(numel: int, density: float) -> None:
+    x = torch.randn(numel, generator=seeded())
+    k = max(1, int(numel * density))
+    expected = x.abs().topk(k).indices.sort().values.int()
+    for kth in (None, 0.0, 1e-3, 0.5, 2.0, 1e9):
+        selector, state = Exact(), ExactState(kth)
+        floor = selector.floor(state)
+        candidates = None if floor is None else (x.abs() >= floor).nonzero().flatten().int()
+        given = None if candidates is None else (candidates, x[candidates])
+        assert torch.equal(selector(x, k, state, given)[0].indices, expected)
+
+
+def test_exact_breaks_ties_by_the_lower_index() -> None:
+    x = torch.tensor([1.0, -2.0, 2.0, 1.0, -2.0, 0.0, 1.0])
+    assert pick(Exact(), x, 2).indices.tolist() == [1, 2]
+    assert pick(Exact(), x, 4).indices.tolist() == [0, 1, 2, 4]
+
+
+def test_exact_is_right_when_the_sample_misleads() -> None:
+    # All large entries lie together where the sample, one entry a stretch, sees next to none of them.
+    x = torch.randn(1 << 20, generator=seeded()) * 1e-3
+    x[5000:5300] += 100.0
+    assert torch.equal(pick(Exact(), x, 300).indices, torch.arange(5000, 5300).int())
+
+
+def test_threshold_reuses_what_it_evaluated() -> None:
+    selector = Threshold(period=4)
+    x = torch.randn(10_000, generator=seeded())
+    local, state = selector(x, 100, selector.init(x.numel()))
+    assert local.nnz == 100
+    assert state == ThresholdState(1, float(local.values.abs().min()))
+    again = torch.randn(10_000, generator=seeded(5))
+    local, after = selector(again, 100, state)
+    assert torch.equal(local.indices, (again.abs() >= state.threshold).nonzero().flatten().int())
+    assert after == ThresholdState(2, state.threshold)
+
+
+def test_threshold_is_evaluated_every_period() -> None:
+    selector = Threshold(period=3)
+    state = selector.init(10_000)
+    thresholds = []
+    for step in range(7):
+        _, state = selector(torch.randn(10_000, generator=seeded(step)), 100, state)
+        thresholds.append(state.threshold)
+    assert thresholds[0] == thresholds[1] == thresholds[2] != thresholds[3]
+    assert thresholds[3] == thresholds[5] != thresholds[6]
+
+
+@pytest.mark.parametrize("factor", [100.0, 0.01])
+def test_threshold_sends_k_when_the_scale_jumps(factor: float) -> None:
+    selector = Threshold()
+    x = torch.randn(10_000, generator=seeded())
+    _, state = selector(x, 100, selector.init(x.numel()))
+    local, state = selector(x * factor, 100, state)
+    assert local.nnz == 100
+    assert state.threshold == pytest.approx(float(local.values.abs().min()))
+
+
+def test_threshold_of_a_vector_with_few_entries_does_not_search_every_step() -> None:
+    selector = Threshold()
+    x = torch.zeros(1000)
+    x[:5] = 1.0
+    _, state = selector(x, 100, selector.init(1000))
+    local, state = selector(x, 100, state)
+    assert (local.nnz, state.threshold) == (5, 0.0)
+
+
+def test_candidates_collected_while_accumulating_change_nothing() -> None:
+    """The fused pass is an optimization: with and without it the same entries are picked."""
+    for name in SELECTORS:
+        selector, feedback = SELECTORS[name](), Residual()
+        state = selector.init(300_000)
+        kept = feedback.init(torch.zeros(300_000))
+        for step in range(4):
+            grad = torch.randn(300_000, generator=seeded(step))
+            accumulated, candidates = feedback.accumulate(grad, kept, selector.floor(state), 3000)
+            plain, _ = selector(accumulated, 3000, state)
+            local, state = selector(accumulated, 3000, state, candidates)
+            assert torch.equal(plain.indices, local.indices)
+            kept = feedback.settle(accumulated, grad, local, SparseVector.empty(300_000, grad), kept)
+
+
+def student(degrees: float, numel: int) -> Tensor:
+    torch.manual_seed(int(degrees))
+    return torch.distributions.StudentT(degrees).sample((numel,))
+
+
+TAILS = {
+    "gaussian": lambda n: torch.randn(n, generator=seeded()),
+    "shifted gaussian": lambda n: torch.randn(n, generator=seeded()) + 0.7,
+    "laplace": lambda n: torch.distributions.Laplace(0.0, 1.0).icdf(torch.rand(n, generator=seeded()).clamp(1e-6, 1 - 1e-6)),
+    "student-t 3": lambda n: student(3.0, n),
+    "student-t 4": lambda n: student(4.0, n),
+    "mixture": lambda n: torch.randn(n, generator=seeded()) * torch.where(torch.rand(n, generator=seeded(1)) < 0.01, 10.0, 1.0),
+    "wide mixture": lambda n: torch.randn(n, generator=seeded()) * torch.where(torch.rand(n, generator=seeded(1)) < 0.01, 1000.0, 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.02])
+@pytest.mark.parametrize("tail", TAILS)
+def test_gaussian_stays_within_its_band_on_every_tail(tail: str, density: float) -> None:
+    for numel in (50_000, 1_000_000):
+        k = int(numel * density)
+        x = TAILS[tail](numel)
+        for scale in (1.0, 1e-8):
+            assert 0.8 * k <= pick(SELECTORS["gaussian"](), x * scale, k).nnz <= 1.25 * k
+
+
+def test_the_published_gaussian_correction_misses_on_heavy_tails() -> None:
+    """The fault that `gaussian` mends; `gaussian_paper` keeps it for comparison."""
+    numel, ratios = 1_000_000, []
+    for tail in TAILS:
+        for density in (0.001, 0.01, 0.02):
+            k = int(numel * density)
+            ratios.append(pick(SELECTORS["gaussian_paper"](), TAILS[tail](numel), k).nnz / k)
+    assert max(ratios) > 5
+    assert min(ratios) < 0.8
+
+
+def test_normal_threshold_is_two_sided_and_exact_for_a_shifted_mean() -> None:
+    x = torch.randn(2_000_000, generator=seeded(), dtype=torch.float64) * 2 + 1.5
+    threshold = normal_threshold(1.5, 2.0, 0.01)
+    # 20,000 entries are expected; four standard deviations of the count are 3 %.
+    assert float((x.abs() > threshold).double().mean()) == pytest.approx(0.01, rel=0.03)
+    one_sided = 1.5 + 2.5758 * 2.0
+    assert float((x.abs() > one_sided).double().mean()) < 0.009
+
+
+def test_dgc_cuts_to_k_when_the_sample_finds_too_many() -> None:
+    for tail in TAILS.values():
+        count = pick(SELECTORS["dgc"](), tail(1_000_000), 10_000).nnz
+        assert 0.6 * 10_000 <= count <= 1.25 * 10_000
+
+
+def test_random_draws_the_same_places_on_every_rank_and_others_every_step() -> None:
+    selector = SELECTORS["random"]()
+    a, after = selector(torch.ones(1000), 50, selector.init(1000))
+    b, _ = selector(torch.full((1000,), 2.0), 50, selector.init(1000))
+    c, _ = selector(torch.ones(1000), 50, after)
+    assert torch.equal(a.indices, b.indices)
+    assert not torch.equal(a.indices, c.indices)
+    assert a.nnz == 50
+
+
+def test_random_gives_every_entry_its_chance() -> None:
+    selector, state = SELECTORS["random"](), SELECTORS["random"]().init(100)
+    hits = torch.zeros(100)
+    for _ in range(2000):
+        local, state = selector(torch.ones(100), 10, state)
+        hits[local.indices] += 1
+    # 200 expected each, standard deviation 13.4: five of them either way.
+    assert hits.min() > 130
+    assert hits.max() < 270
+
+
+def test_everything_passes_the_vector_on_without_a_copy() -> None:
+    x = torch.randn(100)
+    local = pick(Everything(), x, 1)
+    assert local.is_full
+    assert local.values is x
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("threshold", {"period": 0}, "period must be at least 1, got 0"),
+        ("threshold", {"band": (1.1, 2.0)}, r"band must be positive and enclose 1, got \(1.1, 2.0\)"),
+        ("dgc", {"sample_fraction": 0.0}, r"sample_fraction must be in \(0, 1\], got 0.0"),
+        ("dgc", {"tolerance": 0.5}, "tolerance must be at least 1, got 0.5"),
+    ],
+)
+def test_bad_settings_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        SELECTORS[name](**settings)

@@ -1,0 +1,115 @@
+"""SparseVector: what it accepts, and what its operations give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradsieve import InputError, SparseVector
+from gradsieve.vector import add
+
+
+def vector(entries: dict[int, float], numel: int = 10) -> SparseVector:
+    return SparseVector(torch.tensor(list(entries), dtype=torch.int64), torch.tensor(list(entries.values())), numel)
+
+
+def entries(v: SparseVector) -> dict[int, float]:
+    return dict(zip(v.indices.tolist(), v.values.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("indices", "values", "numel", "sentence"),
+    [
+        ([[1]], [[1.0]], 3, r"must be 1-D, got shapes \(1, 1\)"),
+        ([1, 2], [1.0], 3, "same length, got 2 and 1"),
+        ([1.0], [1.0], 3, "indices must be int32 or int64, got torch.float32"),
+        ([1], [1], 3, "values must be floating point, got torch.int64"),
+        ([3], [1.0], 3, r"strictly increasing in \[0, 3\), got 3 at position 0"),
+        ([-1], [1.0], 3, "got -1 at position 0"),
+        ([2, 1], [1.0, 1.0], 3, "got 1 at position 1"),
+        ([1, 1], [1.0, 1.0], 3, "got 1 at position 1"),
+    ],
+)
+def test_bad_entries_are_refused(indices: list[int], values: list[float], numel: int, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        SparseVector(torch.tensor(indices), torch.tensor(values), numel)
+
+
+def test_strided_values_are_refused() -> None:
+    with pytest.raises(InputError, match="must be contiguous"):
+        SparseVector(torch.arange(4)[::2], torch.ones(2), 10)
+
+
+def test_indices_are_as_narrow_as_the_length_allows() -> None:
+    assert SparseVector(torch.tensor([1]), torch.ones(1), 2**31 - 1).indices.dtype == torch.int32
+    assert SparseVector(torch.tensor([2**31]), torch.ones(1), 2**31 + 1).indices.dtype == torch.int64
+
+
+def test_a_full_vector_holds_no_indices_and_no_copy() -> None:
+    values = torch.tensor([0.0, 1.0, 2.0])
+    full = SparseVector.full(values)
+    assert full.values is values
+    assert full._indices is None
+    assert full.indices.tolist() == [0, 1, 2]
+    assert full.to_dense().tolist() == [0.0, 1.0, 2.0]
+    assert [part.indices.tolist() for part in full.split([0, 2, 3])] == [[0, 1], [2]]
+
+
+def test_top_keeps_the_lower_index_among_equals() -> None:
+    kept, dropped = vector({1: 2.0, 3: -2.0, 4: 5.0, 7: 2.0}).top(2)
+    assert (entries(kept), entries(dropped)) == ({1: 2.0, 4: 5.0}, {3: -2.0, 7: 2.0})
+
+
+def test_above_keeps_nan_always_and_zero_only_at_zero() -> None:
+    v = vector({0: 0.0, 2: 1.0, 3: torch.nan, 5: -2.0})
+    assert v.above(2.0).indices.tolist() == [3, 5]
+    assert v.above(0.0).indices.tolist() == [0, 2, 3, 5]
+
+
+def test_split_and_concatenate_are_inverse_with_empty_parts() -> None:
+    v = vector({0: 1.0, 4: 2.0, 9: 3.0})
+    parts = v.split([0, 0, 5, 5, 10])
+    assert [part.indices.tolist() for part in parts] == [[], [0, 4], [], [9]]
+    assert entries(SparseVector.concatenate(parts)) == entries(v)
+
+
+def test_without_leaves_what_the_other_does_not_have() -> None:
+    v = vector({0: 1.0, 4: 2.0, 9: 3.0})
+    assert entries(v.without(vector({4: 7.0, 5: 1.0}))) == {0: 1.0, 9: 3.0}
+    assert v.without(SparseVector.full(torch.ones(10))).nnz == 0
+
+
+def test_add_refuses_nothing_and_different_lengths() -> None:
+    with pytest.raises(InputError, match="at least one vector, got none"):
+        add([])
+    with pytest.raises(InputError, match="different length: 10 and 11"):
+        add([vector({}), vector({}, 11)])
+
+
+def test_add_works_on_vectors_as_they_arrive() -> None:
+    seen = []
+
+    def arriving() -> object:
+        for number in range(5):
+            seen.append(number)
+            yield vector({number: 1.0, 9: 1.0})
+
+    assert entries(add(arriving())) == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 9: 5.0}
+    assert seen == [0, 1, 2, 3, 4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 30).flatmap(
+        lambda numel: st.lists(
+            st.dictionaries(st.integers(0, numel - 1), st.integers(-9, 9), max_size=numel), min_size=1, max_size=6
+        ).map(lambda maps: (numel, maps))
+    )
+)
+def test_add_is_the_dense_sum(drawn: tuple[int, list[dict[int, int]]]) -> None:
+    numel, maps = drawn
+    vectors = [vector({i: float(m[i]) for i in sorted(m)}, numel) for m in maps]
+    assert torch.equal(add(vectors).to_dense(), sum(v.to_dense() for v in vectors))
+    assert add(vectors).indices.tolist() == sorted(set().union(*maps))
