@@ -29,6 +29,7 @@ FITS_FIRST_PART = FIRST_PART_BYTES - FRAME_BYTES
 DTYPES = (torch.uint8, torch.int32, torch.int64, torch.float32)
 PATTERN = torch.arange(FIRST_PART_BYTES + 200, dtype=torch.int32).remainder(120).to(torch.uint8)
 SUM_DTYPES = (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16)
+GRACE_SECONDS = 5.0
 
 
 def payload(source: int, to: int, numel: int, dtype: torch.dtype = torch.float32, salt: int = 0) -> Tensor:
@@ -49,9 +50,7 @@ def assert_same(arrived: Tensor | None, expected: Tensor) -> None:
     assert torch.equal(arrived, expected)
 
 
-def exchange_lengths(
-    comm: Comm, length: Callable[[int, int], int], dtype: torch.dtype, salt: int = 0
-) -> None:
+def exchange_lengths(comm: Comm, length: Callable[[int, int], int], dtype: torch.dtype, salt: int = 0) -> None:
     """One exchange of `length(source, to)` entries for each pair, checked in order and content."""
     me = comm.rank
     arrived = list(comm.exchange([payload(me, to, length(me, to), dtype, salt) for to in range(comm.size)]))
@@ -246,26 +245,27 @@ def check_contract(comm: Comm) -> None:
             raise
 
 
-def run_gloo(
-    worker: Callable[..., Any], size: int, folder: Path, *, timeout_seconds: float = 150.0
-) -> list[Any]:
+def run_gloo(worker: Callable[..., Any], size: int, folder: Path, *, timeout_seconds: float = 150.0) -> list[Any]:
     """Run `worker(rank, folder)` in real processes of one Gloo world: what each returned, None if it died.
 
-    A rank that raises is reported with its traceback; whoever still runs after the timeout is killed.
+    A rank that raises is reported with its traceback. Whoever still runs after the timeout is killed; after a
+    failure that comes sooner.
     """
     context = mp.get_context("spawn")
-    ranks = [context.Process(target=_gloo_rank, args=(worker, rank, size, folder)) for rank in range(size)]
+    ranks = [context.Process(target=_gloo_rank, args=(worker, rank, size, folder), daemon=True) for rank in range(size)]
     for process in ranks:
         process.start()
     deadline = time.monotonic() + timeout_seconds
-    for process in ranks:
-        process.join(max(0.0, deadline - time.monotonic()))
+    while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        if any(folder.glob("failure-*")):
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
     late = [rank for rank, process in enumerate(ranks) if process.is_alive()]
     for rank in late:
         ranks[rank].kill()
         ranks[rank].join()
-    failures = [path.read_text() for path in sorted(folder.glob("failure-*"))]
-    assert not failures, "\n".join(failures)
+    failures = sorted(folder.glob("failure-*"), key=lambda path: path.stat().st_mtime_ns)
+    assert not failures, "\n".join(path.read_text() for path in failures)
     assert not late, f"ranks {late} were still running after {timeout_seconds:g} s"
     outcomes = [folder / f"outcome-{rank}" for rank in range(size)]
     return [json.loads(path.read_text()) if path.exists() else None for path in outcomes]

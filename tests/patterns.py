@@ -68,9 +68,7 @@ def all_empty(size: int, generator: torch.Generator) -> Case:
 
 def one_region(size: int, generator: torch.Generator) -> Case:
     numel, k = 1000, 12
-    return Case(
-        [place(numel, 970 + torch.randperm(30, generator=generator)[:k], generator) for _ in range(size)], k
-    )
+    return Case([place(numel, 970 + torch.randperm(30, generator=generator)[:k], generator) for _ in range(size)], k)
 
 
 def ties(size: int, generator: torch.Generator) -> Case:
@@ -95,9 +93,7 @@ def ranks_far_apart(size: int, generator: torch.Generator) -> Case:
     """Most ranks pick at the front, the last one at the back."""
     numel, k = 2000, 16
     starts = [0] * (size - 1) + [numel - 100]
-    return Case(
-        [place(numel, start + torch.randperm(100, generator=generator)[:k], generator) for start in starts], k
-    )
+    return Case([place(numel, start + torch.randperm(100, generator=generator)[:k], generator) for start in starts], k)
 
 
 PATTERNS = {

@@ -47,7 +47,9 @@ def test_counting(size: int) -> None:
 @pytest.fixture(scope="module")
 def gloo_done(tmp_path_factory: pytest.TempPathFactory) -> list[list[list[str | int]]]:
     """What each process of one Gloo world went through: starting processes costs more than the contract."""
-    return run_gloo(_check_gloo, max(SIZES), tmp_path_factory.mktemp("gloo"))
+    done = run_gloo(_check_gloo, max(SIZES), tmp_path_factory.mktemp("gloo"))
+    assert None not in done, "a process died"
+    return done
 
 
 @pytest.mark.parametrize("size", SIZES)

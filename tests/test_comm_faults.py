@@ -127,6 +127,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_nonsense_length_is_an_error(told: dict[str, Any], transport: str, length: int) -> None:
     sentence = told[f"{transport} {length}"]
     assert sentence.startswith(f"MessageError: rank 0: rank 1 announces {length} bytes (")
+    assert ("(allowed are 0 to" in sentence) == (not 0 <= length < LARGEST_MESSAGE_BYTES)
 
 
 def test_bytes_that_are_no_values_are_an_error(told: dict[str, Any]) -> None:
@@ -145,6 +146,7 @@ def test_a_timeout_must_be_positive(told: dict[str, Any]) -> None:
 @pytest.mark.parametrize("call", ["exchange", "send_recv"])
 def test_a_silent_peer_runs_into_the_timeout(told: dict[str, Any], call: str) -> None:
     assert told[call].startswith("PeerLostError: rank 0: lost rank 1 or had no answer within 1 s")
+    assert "1000ms" in told[call]
 
 
 def test_a_silent_peer_in_a_collective_runs_into_the_timeout(told: dict[str, Any]) -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patterns import PATTERNS, SIZES, Case, place, sparse
 
 from gradsieve import REDUCERS, CountingComm, SparseVector
 from gradsieve.comm import FRAME_BYTES, Comm, Traffic
 from gradsieve.cost import COSTS
 from gradsieve.testing import run_ranks
 from gradsieve.wire import HEADER_BYTES
+from patterns import PATTERNS, SIZES, Case, place, sparse
 
 STEPS = 3  # the second and third step reuse what the first has found
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradsieve import REDUCERS, CountingComm, InputError, SparseVector
 from gradsieve.comm import Comm, Traffic
-from gradsieve.recipes import OkTopkRecipe
 from gradsieve.functional import sparse_allreduce
+from gradsieve.recipes import OkTopkRecipe
 from gradsieve.reducers.oktopk import OkTopk, OkTopkState
 from gradsieve.selectors.exact import Exact
 from gradsieve.testing import run_ranks

@@ -104,7 +104,9 @@ def test_add_works_on_vectors_as_they_arrive() -> None:
 @given(
     st.integers(1, 30).flatmap(
         lambda numel: st.lists(
-            st.dictionaries(st.integers(0, numel - 1), st.integers(-9, 9), max_size=numel), min_size=1, max_size=6
+            st.dictionaries(st.integers(0, numel - 1), st.integers(-9, 9), max_size=numel),
+            min_size=1,
+            max_size=6,
         ).map(lambda maps: (numel, maps))
     )
 )

@@ -17,7 +17,9 @@ from gradsieve.wire.message import Expected, pack, unpack
 EXPECTED = Expected(rank=0, numel=50, k=5)
 
 
-def vector(indices: list[int], values: list[float], numel: int = 50, dtype: torch.dtype = torch.float32) -> SparseVector:
+def vector(
+    indices: list[int], values: list[float], numel: int = 50, dtype: torch.dtype = torch.float32
+) -> SparseVector:
     return SparseVector(torch.tensor(indices, dtype=torch.int64), torch.tensor(values, dtype=dtype), numel)
 
 

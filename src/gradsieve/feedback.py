@@ -26,15 +26,11 @@ class Feedback(Protocol[F]):
         """The state before the first step, for gradients like this one."""
         ...
 
-    def accumulate(
-        self, grad: Tensor, state: F, floor: float | None, expected: int
-    ) -> tuple[Tensor, Entries | None]:
+    def accumulate(self, grad: Tensor, state: F, floor: float | None, expected: int) -> tuple[Tensor, Entries | None]:
         """The vector to select from; with a floor, also its entries that are not below it, about `expected`."""
         ...
 
-    def settle(
-        self, accumulated: Tensor, grad: Tensor, local: SparseVector, leftover: SparseVector, state: F
-    ) -> F:
+    def settle(self, accumulated: Tensor, grad: Tensor, local: SparseVector, leftover: SparseVector, state: F) -> F:
         """The state after a step in which `local` was sent and `leftover` came back."""
         ...
 
@@ -58,7 +54,12 @@ class NoFeedback:
         return grad.to(_wide(grad.dtype)), None
 
     def settle(
-        self, accumulated: Tensor, grad: Tensor, local: SparseVector, leftover: SparseVector, state: NothingKept
+        self,
+        accumulated: Tensor,
+        grad: Tensor,
+        local: SparseVector,
+        leftover: SparseVector,
+        state: NothingKept,
     ) -> NothingKept:
         """See `Feedback.settle`."""
         return state
@@ -86,7 +87,12 @@ class Residual:
         return state.spare, _add(state.residual, grad, state.spare, floor, expected)
 
     def settle(
-        self, accumulated: Tensor, grad: Tensor, local: SparseVector, leftover: SparseVector, state: ResidualState
+        self,
+        accumulated: Tensor,
+        grad: Tensor,
+        local: SparseVector,
+        leftover: SparseVector,
+        state: ResidualState,
     ) -> ResidualState:
         """See `Feedback.settle`."""
         kernels(accumulated).settle_(accumulated, local.indices, leftover.entries)
@@ -128,7 +134,12 @@ class MomentumResidual:
         return state.spare, None
 
     def settle(
-        self, accumulated: Tensor, grad: Tensor, local: SparseVector, leftover: SparseVector, state: MomentumState
+        self,
+        accumulated: Tensor,
+        grad: Tensor,
+        local: SparseVector,
+        leftover: SparseVector,
+        state: MomentumState,
     ) -> MomentumState:
         """See `Feedback.settle`."""
         kernels(accumulated).settle_(accumulated, local.indices, leftover.entries)

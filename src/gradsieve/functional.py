@@ -11,7 +11,8 @@ from torch import Tensor
 from gradsieve.comm import Comm, TorchComm
 from gradsieve.errors import InputError
 from gradsieve.pipeline import Pipeline, PipelineState
-from gradsieve.recipes import RECIPES, Recipe
+from gradsieve.recipes import Recipe
+from gradsieve.recipes import recipe as named_recipe
 
 
 class Averaged(NamedTuple):
@@ -39,7 +40,7 @@ def sparse_allreduce(
     None for the default group.
     """
     network = as_comm(comm)
-    chosen = recipe if isinstance(recipe, Recipe) else RECIPES[recipe]()
+    chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe)
     _check_tensor("tensor", tensor, network)
     k = entries_to_keep(tensor.numel(), density, network)
     mean = torch.empty_like(tensor) if out is None else out

@@ -53,8 +53,10 @@ class Pipeline:
 
 def mean(total: SparseVector, size: int) -> SparseVector:
     """The one place where a sum becomes a mean."""
-    return SparseVector.full(total.values / size) if total.is_full else SparseVector.trusted(
-        (total.indices, total.values / size), total.numel
+    return (
+        SparseVector.full(total.values / size)
+        if total.is_full
+        else SparseVector.trusted((total.indices, total.values / size), total.numel)
     )
 
 

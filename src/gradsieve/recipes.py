@@ -119,3 +119,10 @@ RECIPES: Registry[type[Recipe]] = Registry(
         "spardl": SparDLRecipe,
     },
 )
+
+
+def recipe(name: str) -> Recipe:
+    """The named recipe with its default settings."""
+    entry: Any = RECIPES[name]
+    made: Recipe = entry()
+    return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -114,9 +115,8 @@ class SparseVector:
         else:
             targets = torch.tensor(bounds, dtype=self.indices.dtype, device=self.indices.device)
             edges = torch.searchsorted(self.indices, targets).tolist()
-        parts = zip(edges[:-1], edges[1:], strict=True)
         indices = self.indices
-        return [SparseVector.trusted((indices[a:b], self.values[a:b]), self.numel) for a, b in parts]
+        return [SparseVector.trusted((indices[a:b], self.values[a:b]), self.numel) for a, b in pairwise(edges)]
 
     def without(self, other: SparseVector) -> SparseVector:
         """The entries at indices that `other` does not have."""
@@ -161,13 +161,9 @@ def _add_pair(a: SparseVector, b: SparseVector) -> SparseVector:
 def _checked(indices: Tensor, values: Tensor, numel: int) -> Tensor:
     """The indices in their canonical dtype, or one sentence about what is wrong."""
     if indices.dim() != 1 or values.dim() != 1:
-        raise InputError(
-            f"indices and values must be 1-D, got shapes {tuple(indices.shape)} and {tuple(values.shape)}"
-        )
+        raise InputError(f"indices and values must be 1-D, got shapes {tuple(indices.shape)} and {tuple(values.shape)}")
     if indices.numel() != values.numel():
-        raise InputError(
-            f"indices and values must have the same length, got {indices.numel()} and {values.numel()}"
-        )
+        raise InputError(f"indices and values must have the same length, got {indices.numel()} and {values.numel()}")
     if indices.dtype not in (torch.int32, torch.int64):
         raise InputError(f"indices must be int32 or int64, got {indices.dtype}")
     if not values.dtype.is_floating_point:

@@ -39,7 +39,12 @@ def density_option() -> Callable[[F], F]:
 def repeats_option(default: int) -> Callable[[F], F]:
     """How many steps the median is taken over."""
     return click.option(
-        "--repeats", type=Count(), default=default, show_default=True, metavar="R", help="Timed steps of each."
+        "--repeats",
+        type=Count(),
+        default=default,
+        show_default=True,
+        metavar="R",
+        help="Timed steps of each.",
     )
 
 
@@ -55,10 +60,14 @@ def bench() -> None:
 
 
 @bench.command(cls=ManyValues)
-@click.option("--method", "methods", multiple=True, metavar="NAME ...", help="Selectors; all if none is named.")
+@click.option(
+    "--method", "methods", multiple=True, metavar="NAME ...", help="Selectors; all if none is named."
+)
 @numel_option(SELECT_NUMELS)
 @density_option()
-@click.option("--threads", multiple=True, type=Count(), default=(1, 2), metavar="T ...", help="Threads of torch.")
+@click.option(
+    "--threads", multiple=True, type=Count(), default=(1, 2), metavar="T ...", help="Threads of torch."
+)
 @repeats_option(15)
 @json_option()
 def select(

@@ -44,9 +44,7 @@ class Room:
                 if source in self._left:
                     raise PeerLostError(f"rank {to}: rank {source} ended while its message was awaited")
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise PeerLostError(
-                        f"rank {to}: nothing from rank {source} within {self.timeout_seconds:g} s"
-                    )
+                    raise PeerLostError(f"rank {to}: nothing from rank {source} within {self.timeout_seconds:g} s")
             return mail.popleft()
 
 

@@ -86,8 +86,7 @@ class MpiComm(Comm):
         matched.Recv([message.numpy(), self._mpi.BYTE])
         if message.numel() % like.element_size():
             raise MessageError(
-                f"rank {self.rank}: rank {source} sent {message.numel()} bytes, "
-                f"which are no {like.dtype} values"
+                f"rank {self.rank}: rank {source} sent {message.numel()} bytes, which are no {like.dtype} values"
             )
         return message.view(like.dtype).to(like.device)
 
@@ -102,7 +101,5 @@ def _load_mpi() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, the MPI library is not
-        raise InputError(
-            f'MpiComm needs mpi4py and an MPI library: pip install "gradsieve[mpi]" ({error})'
-        ) from error
+        raise InputError(f'MpiComm needs mpi4py and an MPI library: pip install "gradsieve[mpi]" ({error})') from error
     return MPI

@@ -156,9 +156,7 @@ class FramedTransport:
         """Start receiving one message of unknown length."""
         return FramedArrival(self.link.receive(torch.empty(FIRST_PART_BYTES, dtype=torch.uint8), source))
 
-    def exchange(
-        self, messages: Sequence[Tensor], rounds: Rounds
-    ) -> Iterator[tuple[int, Tensor]]:
+    def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
         """Keep a few rounds under way at once; yield each arrival in the order of the rounds."""
         sent: list[Pending] = []
         under_way: deque[tuple[int, Arrival]] = deque()
@@ -190,9 +188,7 @@ class CountedTransport:
         self.link = link
         self.device = device
 
-    def exchange(
-        self, messages: Sequence[Tensor], rounds: Rounds
-    ) -> Iterator[tuple[int, Tensor]]:
+    def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
         """All rounds in one batch, as NCCL wants them; empty messages are known to both sides and not sent."""
         sizes = torch.tensor([m.numel() for m in messages], dtype=torch.int64, device=self.device)
         theirs = torch.empty_like(sizes)

@@ -25,9 +25,7 @@ CHUNK_ENTRIES = 1 << 18  # below this a second thread costs more than it saves
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def accumulate(
-    residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int
-) -> Entries | None:
+def accumulate(residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int) -> Entries | None:
     """See `reference.accumulate`. One pass over memory, whether entries are collected or not."""
     a, b, target = residual.numpy(), grad.numpy(), out.numpy()
     threshold = _floor(torch.inf if floor is None else floor, target.dtype)
@@ -35,9 +33,7 @@ def accumulate(
     def collect(start: int, stop: int, indices: Array, values: Array) -> int:
         part = target[start:stop]
         head = _head(part)
-        return int(
-            loops.accumulate(a[start:stop], b[start:stop], part, head, threshold, start, indices, values)
-        )
+        return int(loops.accumulate(a[start:stop], b[start:stop], part, head, threshold, start, indices, values))
 
     entries = _collect(collect, out, 0 if floor is None else 2 * _room(expected))
     return None if floor is None or isinstance(entries, int) else entries
@@ -73,9 +69,7 @@ def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
     bits, key_mask, key_bits = _keys(values)
     kth, ties = loops.kth_key(bits, k, key_mask, key_bits)
     kept, dropped = _empty_like(indices, values, k), _empty_like(indices, values, numel - k)
-    loops.cut(
-        *_arrays(indices, values), bits, key_mask, kth, ties, *_arrays(*kept), *_arrays(*dropped)
-    )
+    loops.cut(*_arrays(indices, values), bits, key_mask, kth, ties, *_arrays(*kept), *_arrays(*dropped))
     return kept, dropped
 
 
@@ -167,8 +161,9 @@ def _head(part: Array) -> int:
 
 def _keys(x: Tensor) -> tuple[Array, Any, int]:
     """Bit patterns, the mask that takes the sign off, and how many bits remain."""
-    integers = np.dtype(np.int32 if x.dtype == torch.float32 else np.int64)
-    return x.numpy().view(integers), np.iinfo(integers).max, 8 * integers.itemsize - 1
+    key_bits = 8 * x.element_size() - 1
+    integer = np.int32 if key_bits < 32 else np.int64
+    return x.numpy().view(integer), integer((1 << key_bits) - 1), key_bits
 
 
 def _arrays(indices: Tensor, values: Tensor) -> tuple[Array, Array]:

@@ -12,12 +12,15 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as _intrinsic
 
 LANES = 32
 STORE_ALIGNMENT_BYTES = 64  # streaming stores need whole, aligned vectors
 
 _INT32 = ir.IntType(32)
+
+# Numba passes the typing context and calls without it: no signature says both.
+intrinsic: Any = _intrinsic
 
 
 def _vector_pointer(context: Any, builder: Any, array_type: Any, array: Any, start: Any) -> Any:

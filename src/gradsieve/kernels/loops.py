@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 from numba import njit, uint32
 
-from gradsieve.kernels.lanes import LANES, add_lanes, count_set, drain_stores, large_lanes, lowest_set, zero_lanes
+from gradsieve.kernels.lanes import (
+    LANES,
+    add_lanes,
+    count_set,
+    drain_stores,
+    large_lanes,
+    lowest_set,
+    zero_lanes,
+)
 
 RADIX_BITS = 11
 
@@ -28,9 +36,7 @@ def _emit(x: Any, index: int, found: int, indices: Any, values: Any) -> int:
 
 
 @_compiled
-def accumulate(
-    residual: Any, grad: Any, out: Any, head: int, floor: Any, base: int, indices: Any, values: Any
-) -> int:
+def accumulate(residual: Any, grad: Any, out: Any, head: int, floor: Any, base: int, indices: Any, values: Any) -> int:
     """`out = residual + grad`; collect the sums not below `floor`. `head` entries precede alignment."""
     numel = out.size
     found = 0
@@ -89,7 +95,7 @@ def kth_key(bits: Any, k: int, key_mask: Any, key_bits: int) -> tuple[int, int]:
 
     Magnitudes sort as their bit patterns do, NaN above infinity; so a radix descent finds the k-th exactly.
     """
-    prefix = np.int64(0)
+    prefix: Any = np.int64(0)
     left = k
     shift = key_bits
     while shift > 0:
@@ -142,9 +148,7 @@ def cut(
 
 
 @_compiled
-def merge(
-    a_indices: Any, a_values: Any, b_indices: Any, b_values: Any, out_indices: Any, out_values: Any
-) -> int:
+def merge(a_indices: Any, a_values: Any, b_indices: Any, b_values: Any, out_indices: Any, out_values: Any) -> int:
     """Add two sorted runs."""
     i = 0
     j = 0
@@ -248,7 +252,7 @@ def sample(x: Any, stretch: int, out: Any) -> None:
         out[number] = x[number * stretch + (number * 2654435761 & 0xFFFFFFFF) % stretch]
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})  # type: ignore[untyped-decorator]
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
 def moments(x: Any) -> tuple[float, float]:
     """Sum and sum of squares, in float64: the square of a small float32 may be zero."""
     total = 0.0

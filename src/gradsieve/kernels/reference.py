@@ -23,9 +23,7 @@ def magnitudes(x: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), torch.inf, x.abs())
 
 
-def accumulate(
-    residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int
-) -> Entries | None:
+def accumulate(residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int) -> Entries | None:
     """`out = residual + grad`; with a floor, also the entries of the sum that are not below it.
 
     About `expected` of them are looked for: if there are twice as many and more, None may come instead.
@@ -56,7 +54,7 @@ def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
 
 def merge(a: Entries, b: Entries) -> Entries:
     """The sum of two sorted runs. Sums that cancel stay, as zeros: they tell that the index was delivered."""
-    indices, places = torch.cat([a[0], b[0]]).unique(return_inverse=True)
+    indices, places = torch.unique(torch.cat([a[0], b[0]]), return_inverse=True)
     values = torch.zeros(indices.numel(), dtype=a[1].dtype, device=a[1].device)
     # Each run has an index once, so two additions in order are exact and repeatable, on any device.
     values[places[: a[0].numel()]] += a[1]

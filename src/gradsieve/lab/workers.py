@@ -192,7 +192,9 @@ def _in_group(
     torch.set_num_threads(threads_per_worker(size))
     os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout
+    )
     worker = Worker(rank, size, lambda content: pipe.send(Message("report", content)))
     result = work(worker, *arguments)
     # Without a barrier right before, Gloo's threads can meet an interpreter that is already going down.

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -55,7 +56,10 @@ class OkTopk(Reducer[OkTopkState]):
 
     threshold_every: int = 32  # most steps between evaluations of the global threshold; 1 holds the count at k
     repartition_every: int = 64  # steps between cuts of the regions; fewer follows moving gradients closer
-    band: tuple[float, float] = (0.8, 1.25)  # counts (in k) that a reused threshold may give; wider evaluates less
+    band: tuple[float, float] = (
+        0.8,
+        1.25,
+    )  # counts (in k) that a reused threshold may give; wider evaluates less
     skew: float = 4.0  # largest block over mean block from which blocks are evened out; lower balances more often
     threshold_points: int = 512  # a rank's points at an evaluation, fewer for small k; more meets k closer
     points_per_region: int = 4  # a rank's points when regions are cut; more balances them closer
@@ -73,9 +77,7 @@ class OkTopk(Reducer[OkTopkState]):
         """See `Reducer.start`."""
         return OkTopkState(equal_bounds(numel, comm.size))
 
-    def reduce(
-        self, local: SparseVector, k: int, state: OkTopkState, comm: Comm
-    ) -> tuple[Reduced, OkTopkState]:
+    def reduce(self, local: SparseVector, k: int, state: OkTopkState, comm: Comm) -> tuple[Reduced, OkTopkState]:
         """See `Reducer.reduce`."""
         channel = Channel(comm, local.numel, k)
         if state.step % self.repartition_every == 0:  # 1
@@ -146,10 +148,7 @@ def _evened(block: SparseVector, sizes: Sequence[int], channel: Channel) -> Spar
     rank, size = channel.comm.rank, channel.comm.size
     before = sum(sizes[:rank])
     cuts = [min(max(edge - before, 0), block.nnz) for edge in equal_bounds(sum(sizes), size)]
-    parts = [
-        SparseVector.trusted((block.indices[a:b], block.values[a:b]), block.numel)
-        for a, b in zip(cuts, cuts[1:], strict=False)
-    ]
+    parts = [SparseVector.trusted((block.indices[a:b], block.values[a:b]), block.numel) for a, b in pairwise(cuts)]
     arrived = [part for _, part in sorted(channel.scatter(parts), key=lambda item: item[0])]
     channel.check_order(arrived)
     return SparseVector.concatenate(arrived)

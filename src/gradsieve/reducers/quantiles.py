@@ -14,7 +14,7 @@ from gradsieve.comm import Comm
 
 
 def point_ranks(count: int, num_points: int) -> Tensor:
-    """Positions in the middle of each of `num_points` equal shares of `count` sorted entries; none if there are none."""
+    """Positions in the middle of each of `num_points` equal shares of `count` sorted entries, if any."""
     if count == 0:
         return torch.empty(0, dtype=torch.int64)
     return (2 * torch.arange(num_points) + 1) * count // (2 * num_points)

@@ -60,9 +60,7 @@ class _Blocks:
         """One round of the all-gather."""
         source = (self.rank + distance) % self.size
         span = min(distance, self.size - distance)
-        arrived = self._swap(
-            self._ahead(self.rank, 0, span), to=(self.rank - distance) % self.size, source=source
-        )
+        arrived = self._swap(self._ahead(self.rank, 0, span), to=(self.rank - distance) % self.size, source=source)
         for number in self._ahead(source, 0, span):
             self.held[number] = arrived[number]
 

@@ -37,7 +37,9 @@ class Dgc(Stateless):
     ) -> tuple[SparseVector, NoState]:
         """See `Selector.__call__`."""
         numel = accumulated.numel()
-        looked_at = kernels(accumulated).sample(accumulated, max(self.min_sample_entries, int(numel * self.sample_fraction)))
+        looked_at = kernels(accumulated).sample(
+            accumulated, max(self.min_sample_entries, int(numel * self.sample_fraction))
+        )
         entries = self._above(accumulated, looked_at, k, float(k))
         count = entries[0].numel()
         if count < k / self.tolerance:

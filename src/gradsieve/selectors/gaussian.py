@@ -45,7 +45,10 @@ def normal_threshold(mean: float, deviation: float, fraction: float) -> float:
 class Gaussian(Stateless):
     """Picks what lies beyond a threshold derived from mean and standard deviation."""
 
-    band: tuple[float, float] = (0.85, 1.2)  # counts (in k) that need no correction; narrower costs more passes
+    band: tuple[float, float] = (
+        0.85,
+        1.2,
+    )  # counts (in k) that need no correction; narrower costs more passes
     sample_entries: int = 1 << 17  # entries the correction looks at; more holds the band closer, costs more
     max_passes: int = 4  # passes over the data before the exact magnitude is computed
 

@@ -35,7 +35,10 @@ class Threshold:
     """Picks what is not below a threshold that is evaluated now and then and reused in between."""
 
     period: int = 32  # steps between exact evaluations; more saves passes, fewer follows changes closer
-    band: tuple[float, float] = (2 / 3, 5 / 4)  # counts (in k) that are accepted; narrower holds k closer, evaluates more often
+    band: tuple[float, float] = (
+        2 / 3,
+        5 / 4,
+    )  # counts (in k) that are accepted; narrower holds k closer, evaluates more often
 
     def __post_init__(self) -> None:
         if self.period < 1:

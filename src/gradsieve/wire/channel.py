@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class Channel:
         With bounds, part r lies in `[bounds[r], bounds[r+1])` and so must what arrives here in this rank's own range.
         """
         numel = self._expected.numel
-        ranges = [(0, numel)] * self.comm.size if bounds is None else list(zip(bounds, bounds[1:], strict=False))
+        ranges = [(0, numel)] * self.comm.size if bounds is None else list(pairwise(bounds))
         own = parts[self.comm.rank]
         messages = [
             _nothing(own.values) if rank == self.comm.rank else pack(part, self._expected, *ranges[rank])

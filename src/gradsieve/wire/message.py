@@ -2,9 +2,10 @@
 
 A message is a header of five 64-bit words, then the entries. Two layouts, the smaller is taken: `pairs` has values and
 indices, `range` has the values of a whole index range. There +0 means no entry; an entry whose value is zero (a sum
-that cancelled) travels as -0, so that both layouts give back exactly the entries that were sent. Everything that arrives
-is checked against the header, the header against what this rank expects, and every index against the range it may lie
-in, before it is used.
+that cancelled) travels as -0, so that both layouts give back exactly the entries that were sent.
+
+Everything that arrives is checked against the header, the header against what this rank expects, and every index
+against the range it may lie in, before it is used.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Header(NamedTuple):
     numel: int
     k: int
     low: int  # first index of a range
-    count: int
+    num_entries: int
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,13 @@ class _Reader:
             raise self.differs("numel", header.numel, self.expected.numel)
         if header.k != self.expected.k:
             raise self.differs("k", header.k, self.expected.k)
-        if not 0 <= header.count <= header.numel:
-            raise self.malformed(f"{header.count} entries announced, at most {header.numel} are possible")
+        if not 0 <= header.num_entries <= header.numel:
+            raise self.malformed(f"{header.num_entries} entries announced, at most {header.numel} are possible")
         return layout, _VALUE_DTYPES[dtype], header
 
     def pairs(self, dtype: torch.dtype, header: Header, low: int, high: int) -> SparseVector:
         kinds = _widest_first(index_dtype(header.numel), dtype)
-        first, second = self.arrays(*((kind, header.count) for kind in kinds))
+        first, second = self.arrays(*((kind, header.num_entries) for kind in kinds))
         indices, values = (second, first) if kinds[0] is dtype else (first, second)
         position = kernels(values).first_disorder(indices, low, high)
         if position >= 0:
@@ -107,11 +108,11 @@ class _Reader:
         return SparseVector.trusted((indices, values), header.numel)
 
     def range(self, dtype: torch.dtype, header: Header, low: int, high: int) -> SparseVector:
-        if header.low < low or header.low + header.count > high:
+        if header.low < low or header.low + header.num_entries > high:
             raise self.malformed(
-                f"range [{header.low}, {header.low + header.count}) is not within [{low}, {high})"
+                f"range [{header.low}, {header.low + header.num_entries}) is not within [{low}, {high})"
             )
-        (values,) = self.arrays((dtype, header.count))
+        (values,) = self.arrays((dtype, header.num_entries))
         positions = values.view(_BITS[dtype.itemsize]).nonzero().flatten()
         indices = (positions + header.low).to(index_dtype(header.numel))
         return SparseVector.trusted((indices, values[positions] + 0.0), header.numel)
@@ -120,10 +121,8 @@ class _Reader:
         """The parts after the header, as views; their lengths must fill the message exactly."""
         sizes = [dtype.itemsize * count for dtype, count in kinds]
         if HEADER_BYTES + sum(sizes) != self.message.numel():
-            raise self.malformed(
-                f"{self.message.numel()} bytes came, {HEADER_BYTES + sum(sizes)} were announced"
-            )
-        parts = self.message[HEADER_BYTES:].split(sizes)
+            raise self.malformed(f"{self.message.numel()} bytes came, {HEADER_BYTES + sum(sizes)} were announced")
+        parts = torch.split(self.message[HEADER_BYTES:], sizes)
         return [part.view(dtype) for part, (dtype, _) in zip(parts, kinds, strict=True)]
 
     def malformed(self, what: str) -> MessageError:

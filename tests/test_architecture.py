@@ -1,0 +1,91 @@
+"""The house rules that a reader relies on: one direction of imports, registries that name every module."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import gradsieve
+from gradsieve import RECIPES, REDUCERS, SELECTORS
+from gradsieve.cost import COSTS
+
+ROOT = Path(gradsieve.__file__).parent
+FLOORS = [
+    {"errors", "version"},
+    {"registry"},
+    {"kernels"},
+    {"vector", "comm"},
+    {"testing", "wire", "cost"},
+    {"selectors", "reducers", "feedback"},
+    {"recipes"},
+    {"pipeline"},
+    {"functional"},
+    {"lab"},
+    {"cli"},
+]
+FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
+LIBRARY = {"torch", "numpy", "numba", "llvmlite", "mpi4py", "gradsieve"}
+
+
+def part_of(path: Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return names
+
+
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path: Path) -> None:
+    own = part_of(path)
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] == "gradsieve" and len(parts) > 1 and parts[1] != own:
+            assert FLOOR[parts[1]] < FLOOR[own], f"{own} must not import {parts[1]}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_library_needs_torch_numpy_and_numba_only(path: Path) -> None:
+    import sys
+
+    if part_of(path) in ("lab", "cli"):
+        return
+    foreign = {name.split(".")[0] for name in imported(path)} - LIBRARY - sys.stdlib_module_names
+    assert not foreign
+
+
+def files(folder: str, *helpers: str) -> set[str]:
+    return {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__", "protocol", *helpers}
+
+
+def test_every_algorithm_is_one_file_and_one_registry_line() -> None:
+    assert set(SELECTORS) == files("selectors", "search", "everything")
+    assert set(REDUCERS) == files("reducers", "quantiles")
+    assert set(COSTS) == set(REDUCERS)
+    assert set(RECIPES) == {
+        "dense", "topka", "topkdsa", "gtopk", "gaussiank", "oktopk", "dgc", "randomk", "spardl",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("registry", [SELECTORS, REDUCERS, RECIPES], ids=lambda registry: registry.kind)
+def test_every_entry_has_defaults_and_says_what_it_is(registry: dict[str, type]) -> None:
+    for entry in registry.values():
+        entry()
+        assert entry.__doc__
+
+
+def test_files_stay_short() -> None:
+    long = [str(path) for path in MODULES if len(path.read_text().splitlines()) > 350]
+    assert not long
