@@ -19,8 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if missing not in LAB_MODULES:
             raise
         print(
-            f"gradsieve: error: the command line needs {missing}, which is not installed: "
-            "pip install 'gradsieve[lab]'",
+            f"gradsieve: error: the command line needs {missing}, which is not installed: pip install 'gradsieve[lab]'",
             file=sys.stderr,
         )
         return 2

@@ -15,6 +15,7 @@ from gradsieve.version import __version__
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+HELP_WANTED = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2 and later raise it, 8.1 prints and exits
 
 
 @click.group(
@@ -35,7 +36,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run with these arguments, or the process's; the exit code comes back."""
     try:
         outcome = app.main(arguments, prog_name="gradsieve", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
+    except HELP_WANTED as error:
         click.echo(error.format_message(), err=True)
         return USAGE_ERROR
     except click.UsageError as error:
@@ -67,5 +68,5 @@ def _where_help_is(error: click.UsageError) -> str:
 
 def _reader_left() -> int:
     """Such as `gradsieve list | head -1`; without this the interpreter complains at its end."""
-    sys.stdout = None  # type: ignore[assignment]
+    sys.stdout = None
     return 1

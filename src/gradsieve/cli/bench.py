@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gradsieve.cli.console import measuring, stdout
-from gradsieve.cli.values import Count, Density, ManyValues
+from gradsieve.cli.values import ManyValues, count, counts, densities
 
 if TYPE_CHECKING:
     from gradsieve.lab.bench.report import Column, Report
@@ -24,7 +24,15 @@ def numel_option(default: Sequence[int]) -> Callable[[F], F]:
     """How long the gradients are."""
     text = "Length of the gradient; several values are measured one after the other; 14.7M is fine."
     return click.option(
-        "--numel", "numels", multiple=True, type=Count(), default=default, metavar="N ...", help=text
+        "--numel",
+        "numels",
+        multiple=True,
+        type=str,
+        callback=counts,
+        default=default,
+        show_default=True,
+        metavar="N ...",
+        help=text,
     )
 
 
@@ -32,7 +40,15 @@ def density_option() -> Callable[[F], F]:
     """Which share of the entries is sent."""
     text = "Share of the entries that is sent."
     return click.option(
-        "--density", "densities", multiple=True, type=Density(), default=DENSITIES, metavar="D ...", help=text
+        "--density",
+        "densities",
+        multiple=True,
+        type=str,
+        callback=densities,
+        default=DENSITIES,
+        show_default=True,
+        metavar="D ...",
+        help=text,
     )
 
 
@@ -40,7 +56,8 @@ def repeats_option(default: int) -> Callable[[F], F]:
     """How many steps the median is taken over."""
     return click.option(
         "--repeats",
-        type=Count(),
+        type=str,
+        callback=count,
         default=default,
         show_default=True,
         metavar="R",
@@ -60,13 +77,18 @@ def bench() -> None:
 
 
 @bench.command(cls=ManyValues)
-@click.option(
-    "--method", "methods", multiple=True, metavar="NAME ...", help="Selectors; all if none is named."
-)
+@click.option("--method", "methods", multiple=True, metavar="NAME ...", help="Selectors; all if none is named.")
 @numel_option(SELECT_NUMELS)
 @density_option()
 @click.option(
-    "--threads", multiple=True, type=Count(), default=(1, 2), metavar="T ...", help="Threads of torch."
+    "--threads",
+    multiple=True,
+    type=str,
+    callback=counts,
+    default=(1, 2),
+    show_default=True,
+    metavar="T ...",
+    help="Threads of torch.",
 )
 @repeats_option(15)
 @json_option()
@@ -93,7 +115,16 @@ def select(
 
 @bench.command(cls=ManyValues)
 @click.option("--recipe", "recipes", multiple=True, metavar="NAME ...", help="Recipes; all if none is named.")
-@click.option("--ranks", multiple=True, type=Count(), default=(4,), metavar="P ...", help="Worker processes.")
+@click.option(
+    "--ranks",
+    multiple=True,
+    type=str,
+    callback=counts,
+    default=(4,),
+    show_default=True,
+    metavar="P ...",
+    help="Worker processes.",
+)
 @numel_option(REDUCE_NUMELS)
 @density_option()
 @repeats_option(15)

@@ -11,37 +11,24 @@ from gradsieve.errors import InputError
 SUFFIXES = {"K": 10**3, "M": 10**6, "G": 10**9}
 
 
-class Count(click.ParamType[int]):
+def count(context: click.Context, option: click.Parameter, value: Any) -> int:
     """A whole number of at least one; also as `14.7M` or `1e6`."""
-
-    name = "count"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number, or a sentence."""
-        option = _option(param)
-        try:
-            number = _number(str(value))
-        except ValueError:
-            raise InputError(f"{option} must be a whole number, got {value!r}") from None
-        if number < 1:
-            raise InputError(f"{option} must be at least 1, got {value}")
-        return number
+    return _count(option, value)
 
 
-class Density(click.ParamType[float]):
+def counts(context: click.Context, option: click.Parameter, values: tuple[Any, ...]) -> tuple[int, ...]:
+    """Several of them."""
+    return tuple(_count(option, value) for value in values)
+
+
+def density(context: click.Context, option: click.Parameter, value: Any) -> float:
     """The share of entries that is sent."""
+    return _density(value)
 
-    name = "density"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, or a sentence."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = float("nan")
-        if not 0 < number <= 1:
-            raise InputError(f"density must be in (0, 1], got {value}")
-        return number
+def densities(context: click.Context, option: click.Parameter, values: tuple[Any, ...]) -> tuple[float, ...]:
+    """Several of them."""
+    return tuple(map(_density, values))
 
 
 class ManyValues(click.Command):
@@ -60,23 +47,39 @@ def _repeated(args: list[str], options: set[str]) -> list[str]:
     for argument in args:
         if argument.startswith("--"):
             current, has_value = argument, False
-            repeated.append(argument)
+        elif has_value and current in options:
+            repeated.append(current)
         else:
-            if has_value and current in options:
-                repeated.append(current)
-            repeated.append(argument)
             has_value = True
+        repeated.append(argument)
     return repeated
+
+
+def _count(option: click.Parameter, value: Any) -> int:
+    name = str(option.opts[0]).removeprefix("--")
+    try:
+        number = _number(str(value))
+    except (ValueError, OverflowError):
+        raise InputError(f"{name} must be a whole number, got {value!r}") from None
+    if number < 1:
+        raise InputError(f"{name} must be at least 1, got {value}")
+    return number
 
 
 def _number(text: str) -> int:
     scale = SUFFIXES.get(text[-1:].upper(), 1)
     number = float(text[:-1] if scale > 1 else text) * scale
-    rounded = round(number)  # an infinity or NaN raises here
+    rounded = round(number)  # an infinity raises here
     if abs(number - rounded) > 1e-6:
         raise ValueError(text)
     return rounded
 
 
-def _option(param: click.Parameter | None) -> str:
-    return param.name or "value" if param else "value"
+def _density(value: Any) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not 0 < number <= 1:
+        raise InputError(f"density must be in (0, 1], got {value}")
+    return number

@@ -20,9 +20,7 @@ def catalog() -> dict[str, list[Entry]]:
     return {
         "recipes": [_entry(name, made) for name, made in RECIPES.items()],
         "selectors": [_entry(name, made) for name, made in SELECTORS.items()],
-        "reducers": [
-            {**_entry(name, made), "conserving": made.conserving} for name, made in REDUCERS.items()
-        ],
+        "reducers": [{**_entry(name, made), "conserving": made.conserving} for name, made in REDUCERS.items()],
     }
 
 

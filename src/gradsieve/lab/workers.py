@@ -167,9 +167,7 @@ def _weightier(known: Failure, other: Failure | None) -> Failure:
     return known if other is None or other.is_consequence else other
 
 
-def _worker_main(
-    pipe: Connection, rank: int, size: int, store: str, work: Work, arguments: tuple[Any, ...]
-) -> None:
+def _worker_main(pipe: Connection, rank: int, size: int, store: str, work: Work, arguments: tuple[Any, ...]) -> None:
     _end_with_parent()
     try:
         result = _in_group(pipe, rank, size, store, work, arguments)
@@ -183,18 +181,14 @@ def _worker_main(
     pipe.close()
 
 
-def _in_group(
-    pipe: Connection, rank: int, size: int, store: str, work: Work, arguments: tuple[Any, ...]
-) -> Any:
+def _in_group(pipe: Connection, rank: int, size: int, store: str, work: Work, arguments: tuple[Any, ...]) -> Any:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(threads_per_worker(size))
     os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout
-    )
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
     worker = Worker(rank, size, lambda content: pipe.send(Message("report", content)))
     result = work(worker, *arguments)
     # Without a barrier right before, Gloo's threads can meet an interpreter that is already going down.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -50,7 +52,7 @@ def layered(length: int, generator: torch.Generator) -> Tensor:
     edges = [0, *(sizes.cumsum(0) / sizes.sum() * length).long().tolist()]
     scales = (10 ** (-SCALE_DECADES * torch.rand(LAYERS, generator=layers))).tolist()
     drawn = torch.empty(length)
-    for number, (start, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for number, (start, stop) in enumerate(pairwise(edges)):
         block = drawn[start : length if number == LAYERS - 1 else stop]
         if number % 2:
             block.exponential_(generator=generator)

@@ -83,9 +83,7 @@ class RecipeContender:
 
     def __init__(self, recipe: Recipe, grad: Tensor, k: int) -> None:
         self.k = k
-        self.warmup_steps = (
-            DENSE_WARMUP_STEPS if isinstance(recipe, RECIPES["dense"]) else RESIDUAL_WARMUP_STEPS
-        )
+        self.warmup_steps = DENSE_WARMUP_STEPS if isinstance(recipe, RECIPES["dense"]) else RESIDUAL_WARMUP_STEPS
         self._grad = grad
         self._comm = CountingComm(TorchComm(timeout_seconds=TIMEOUT_SECONDS))
         self._pipeline = Pipeline(recipe, self._comm)
@@ -129,9 +127,7 @@ def bench_reduce(plan: ReducePlan, progress: Progress = silent) -> Report:
         RECIPES[name]  # an unknown name is an error here, not in a worker
     # Each recipe keeps up to three vectors; the pool, the gradient, and what a dense step makes on the way.
     vectors = POOL + 3 + 3 * len(plan.recipes)
-    require_memory(
-        4 * vectors * max(plan.numels) * max(plan.ranks), "use a smaller --numel or fewer --recipe"
-    )
+    require_memory(4 * vectors * max(plan.numels) * max(plan.ranks), "use a smaller --numel or fewer --recipe")
     rows: list[Row] = []
     for ranks in plan.ranks:
         for numel in plan.numels:
@@ -182,8 +178,6 @@ def _rows(cell: Cell, measured: Sequence[dict[str, list[Exchanged]]]) -> list[Ro
     ]
 
 
-def _typical(
-    measured: Sequence[dict[str, list[Exchanged]]], name: str, count: Callable[[Traffic], int]
-) -> int:
+def _typical(measured: Sequence[dict[str, list[Exchanged]]], name: str, count: Callable[[Traffic], int]) -> int:
     """The most that any rank has, in the median over its steps."""
     return max(statistics.median_high(count(step.traffic) for step in rank[name]) for rank in measured)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Row = dict[str, Any]
-"""`method` or `recipe`, `numel`, `density`, `ranks`, `threads`, `repeats`, `seconds` (median), and what else there is."""
+"""`method` or `recipe`; `numel density ranks threads repeats`; `seconds`, the median; and what else was measured."""
 
+CONDITIONS = ("numel", "density", "ranks", "threads")
 PACKAGES = ("torch", "numpy", "numba")
 
 
@@ -68,7 +69,9 @@ def table(report: Report, title: str, columns: Sequence[Column]) -> Table:
     )
     for number, column in enumerate(columns):
         shown.add_column(column.title, justify="right" if number else "left", no_wrap=True)
-    for row in report.results:
+    for number, row in enumerate(report.results):
+        if number and any(row[name] != report.results[number - 1][name] for name in CONDITIONS):
+            shown.add_section()
         shown.add_row(*(column.write(row[column.field]) if column.field in row else "" for column in columns))
     return shown
 
