@@ -98,24 +98,35 @@ def test_kth_magnitude_and_cut(dtype: torch.dtype, numel: int) -> None:
     assert_same(cpu.cut(indices, x, 0), reference.cut(indices, x, 0))
 
 
-@pytest.mark.parametrize("sizes", [(0, 0), (5, 0), (0, 5), (1, 1), (40, 60), (100, 100)])
+@pytest.mark.parametrize("sizes", [(0,), (5,), (0, 0), (5, 0), (0, 5, 9), (1, 1), (40, 60, 80, 100), (100,) * 9])
+@pytest.mark.parametrize("numel", [100, 20_000])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_merge_and_exclude(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
-    a, b = picks(100, sizes[0], dtype, 1), picks(100, sizes[1], dtype, 2)
-    assert_same(cpu.merge(a, b), reference.merge(a, b))
-    assert_same(cpu.exclude(a, b[0]), reference.exclude(a, b[0]))
+def test_sum_runs_exclude_and_above(dtype: torch.dtype, numel: int, sizes: tuple[int, ...]) -> None:
+    runs = [picks(numel, size, dtype, seed) for seed, size in enumerate(sizes)]
+    assert_same(cpu.sum_runs(runs), reference.sum_runs(runs))
+    assert_same(cpu.exclude(runs[0], runs[-1][0]), reference.exclude(runs[0], runs[-1][0]))
+    for floor in (0.0, 2.0, 9.0):
+        assert_same(cpu.above(runs[-1], floor), reference.above(runs[-1], floor))
 
 
-def test_merge_keeps_sums_that_cancel_since_they_were_delivered() -> None:
+def test_runs_are_added_in_order_since_sums_depend_on_it() -> None:
+    index = torch.tensor([7], dtype=torch.int32)
+    values = [1e8, 1.0, -1e8, 1.0]
+    runs = [(index, torch.tensor([value])) for value in values]
+    assert cpu.sum_runs(runs)[1].item() == reference.sum_runs(runs)[1].item() == 1.0
+    assert cpu.sum_runs(runs[::-1])[1].item() == reference.sum_runs(runs[::-1])[1].item() == 0.0
+
+
+def test_sum_runs_keeps_sums_that_cancel_since_they_were_delivered() -> None:
     index = torch.tensor([4], dtype=torch.int32)
-    indices, values = cpu.merge((index, torch.tensor([2.0])), (index, torch.tensor([-2.0])))
+    indices, values = cpu.sum_runs([(index, torch.tensor([2.0])), (index, torch.tensor([-2.0]))])
     assert (indices.tolist(), values.tolist()) == ([4], [0.0])
 
 
-def test_merge_does_not_spread_a_nan() -> None:
+def test_sum_runs_does_not_spread_a_nan() -> None:
     a = torch.tensor([1, 5], dtype=torch.int32), torch.tensor([torch.nan, 1.0])
     b = torch.tensor([2, 5], dtype=torch.int32), torch.tensor([1.0, torch.inf])
-    assert_same(cpu.merge(a, b)[1], torch.tensor([torch.nan, 1.0, torch.inf]))
+    assert_same(cpu.sum_runs([a, b])[1], torch.tensor([torch.nan, 1.0, torch.inf]))
 
 
 @pytest.mark.parametrize(
@@ -133,11 +144,11 @@ def test_first_disorder(dtype: torch.dtype, indices: list[int], position: int) -
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_write_scatter_and_settle(dtype: torch.dtype, numel: int, threads: int) -> None:
     sent, values = picks(numel, (numel + 1) // 2, dtype, 3)
-    leftover = sent[::2].contiguous(), values[::2].contiguous()
+    leftover = sent[::2].contiguous(), (sent[::2] % 3 + 1).to(dtype)  # the same as sent in a third of the places
     for name, arguments in {
         "write_sparse_": (sent, values),
         "scatter_add_": (sent, values),
-        "settle_": (sent, leftover),
+        "settle_": ((sent, (sent + 1).to(dtype)), leftover),
     }.items():
         ours, theirs = (torch.arange(numel + 1, dtype=dtype)[1:] for _ in range(2))
         getattr(cpu, name)(ours, *arguments)
@@ -147,7 +158,8 @@ def test_write_scatter_and_settle(dtype: torch.dtype, numel: int, threads: int) 
 
 def test_settle_keeps_leftover_that_this_rank_did_not_send() -> None:
     accumulated = torch.tensor([1.0, 2.0, 3.0])
-    cpu.settle_(accumulated, torch.tensor([0], dtype=torch.int32), (torch.tensor([2]).int(), torch.tensor([5.0])))
+    sent = torch.tensor([0], dtype=torch.int32), torch.tensor([1.0])
+    cpu.settle_(accumulated, sent, (torch.tensor([2]).int(), torch.tensor([5.0])))
     assert accumulated.tolist() == [0.0, 2.0, 8.0]
 
 

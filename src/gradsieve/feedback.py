@@ -95,7 +95,7 @@ class Residual:
         state: ResidualState,
     ) -> ResidualState:
         """See `Feedback.settle`."""
-        kernels(accumulated).settle_(accumulated, local.indices, leftover.entries)
+        kernels(accumulated).settle_(accumulated, local.entries, leftover.entries)
         return ResidualState(accumulated, state.residual)
 
 
@@ -142,11 +142,10 @@ class MomentumResidual:
         state: MomentumState,
     ) -> MomentumState:
         """See `Feedback.settle`."""
-        kernels(accumulated).settle_(accumulated, local.indices, leftover.entries)
+        kernels(accumulated).settle_(accumulated, local.entries, leftover.entries)
         self._velocity(grad, state.velocity, out=state.velocity)
-        delivered = local.without(leftover)
         none = SparseVector.empty(local.numel, accumulated)
-        kernels(state.velocity).settle_(state.velocity, delivered.indices, none.entries)
+        kernels(state.velocity).settle_(state.velocity, local.without(leftover).entries, none.entries)
         return MomentumState(state.velocity, accumulated, state.residual)
 
     def _velocity(self, grad: Tensor, velocity: Tensor, out: Tensor) -> None:

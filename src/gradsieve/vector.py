@@ -12,6 +12,8 @@ from torch import Tensor
 from gradsieve.errors import InputError
 from gradsieve.kernels import Entries, index_dtype, kernels
 
+ADDED_AT_ONCE = 8  # vectors to wait for before adding: more saves passes, fewer overlaps better with receiving
+
 
 @dataclass(frozen=True, eq=False)
 class SparseVector:
@@ -105,8 +107,7 @@ class SparseVector:
         """The entries whose magnitude is not below the threshold; NaN always, zeros only if the threshold is zero."""
         if threshold <= 0:
             return self
-        positions, values = kernels(self.values).compact(self.values, threshold, self.nnz)
-        return SparseVector.trusted((self.indices[positions], values), self.numel)
+        return SparseVector.trusted(kernels(self.values).above(self.entries, threshold), self.numel)
 
     def split(self, bounds: Sequence[int]) -> list[SparseVector]:
         """Cut at index bounds (offsets, one more than parts): part i has the indices in `[bounds[i], bounds[i+1])`."""
@@ -131,31 +132,28 @@ class SparseVector:
 
 
 def add(vectors: Iterable[SparseVector]) -> SparseVector:
-    """The sum of one or more vectors, added pairwise as a balanced tree in the order given.
+    """The sum of one or more vectors, in the order given.
 
     The order is part of the result: floating-point sums depend on it, so every rank that repeats a sum must give the
-    vectors in the same order. Vectors may be produced while earlier ones are being added: what is complete is merged
-    at once, like the carries of a binary counter.
+    vectors in the same order. Vectors may arrive while earlier ones are being added: a few at a time are.
     """
-    carries: list[tuple[int, SparseVector]] = []
+    waiting: list[SparseVector] = []
     for vector in vectors:
-        carry = (1, vector)
-        while carries and carries[-1][0] == carry[0]:
-            height, before = carries.pop()
-            carry = (2 * height, _add_pair(before, carry[1]))
-        carries.append(carry)
-    if not carries:
+        waiting.append(vector)
+        if len(waiting) == ADDED_AT_ONCE:
+            waiting = [_sum(waiting)]
+    if not waiting:
         raise InputError("add needs at least one vector, got none")
-    total = carries.pop()[1]
-    while carries:
-        total = _add_pair(carries.pop()[1], total)
-    return total
+    return _sum(waiting)
 
 
-def _add_pair(a: SparseVector, b: SparseVector) -> SparseVector:
-    if a.numel != b.numel:
-        raise InputError(f"cannot add vectors of different length: {a.numel} and {b.numel}")
-    return SparseVector.trusted(kernels(a.values, b.values).merge(a.entries, b.entries), a.numel)
+def _sum(vectors: list[SparseVector]) -> SparseVector:
+    numel = vectors[0].numel
+    for vector in vectors:
+        if vector.numel != numel:
+            raise InputError(f"cannot add vectors of different length: {numel} and {vector.numel}")
+    entries = kernels(*(vector.values for vector in vectors)).sum_runs([vector.entries for vector in vectors])
+    return SparseVector.trusted(entries, numel)
 
 
 def _checked(indices: Tensor, values: Tensor, numel: int) -> Tensor:

@@ -8,7 +8,7 @@ starting a thread costs some 50 microseconds against milliseconds of work.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,16 +73,28 @@ def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
     return kept, dropped
 
 
-def merge(a: Entries, b: Entries) -> Entries:
-    """See `reference.merge`."""
-    out = _empty_like(*a, a[0].numel() + b[0].numel())
-    found = loops.merge(*_arrays(*a), *_arrays(*b), *_arrays(*out))
+def sum_runs(runs: Sequence[Entries]) -> Entries:
+    """See `reference.sum_runs`."""
+    if len(runs) == 1:
+        return runs[0]
+    indices, values = torch.cat([run[0] for run in runs]), torch.cat([run[1] for run in runs])
+    bounds = np.cumsum([0] + [run[0].numel() for run in runs])
+    out = _empty_like(indices, values, indices.numel())
+    found = loops.sum_runs(*_arrays(indices, values), bounds, *_arrays(*out))
+    return out[0][:found], out[1][:found]
+
+
+def above(entries: Entries, floor: float) -> Entries:
+    """See `reference.above`."""
+    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
+    threshold = _floor(floor, entries[1].numpy().dtype)
+    found = loops.above(*_arrays(*entries), threshold, *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 
 def exclude(entries: Entries, other: Tensor) -> Entries:
     """See `reference.exclude`."""
-    out = _empty_like(*entries, entries[0].numel())
+    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
     found = loops.exclude(*_arrays(*entries), other.numpy(), *_arrays(*out))
     return out[0][:found], out[1][:found]
 
@@ -109,9 +121,9 @@ def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     loops.scatter_add(out.numpy(), *_arrays(indices, values.to(out.dtype)))
 
 
-def settle_(accumulated: Tensor, sent: Tensor, leftover: Entries) -> None:
+def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:
     """See `reference.settle_`."""
-    loops.settle(accumulated.numpy(), sent.numpy(), *_arrays(leftover[0], leftover[1].to(accumulated.dtype)))
+    loops.settle(accumulated.numpy(), *_arrays(*sent), *_arrays(leftover[0], leftover[1].to(accumulated.dtype)))
 
 
 def moments(x: Tensor) -> tuple[float, float]:

@@ -80,6 +80,20 @@ def add_lanes(typingctx: Any, a: Any, b: Any, out: Any, start: Any, floor: Any) 
 
 
 @intrinsic
+def store_lanes(typingctx: Any, staged: Any, out: Any, start: Any) -> Any:
+    """Store `staged[:LANES]` at `out[start : start + LANES]` past the cache."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first = ir.Constant(args[2].type, 0)
+        source = _vector_pointer(context, builder, signature.args[0], args[0], first)
+        lanes = builder.load(source, align=signature.args[0].dtype.bitwidth // 8)
+        _stream(builder, lanes, _vector_pointer(context, builder, signature.args[1], args[1], args[2]))
+        return context.get_dummy_value()
+
+    return types.void(staged, out, types.intp), codegen
+
+
+@intrinsic
 def zero_lanes(typingctx: Any, out: Any, start: Any) -> Any:
     """Store zeros at `out[start : start + LANES]` past the cache."""
 
@@ -93,12 +107,13 @@ def zero_lanes(typingctx: Any, out: Any, start: Any) -> Any:
 
 @intrinsic
 def lowest_set(typingctx: Any, mask: Any) -> Any:
-    """The number of the lowest set bit of a mask that is not zero."""
+    """The number of the lowest set bit of a mask, of 32 or 64 bits, that is not zero."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.zext(builder.cttz(args[0], ir.Constant(ir.IntType(1), 1)), ir.IntType(64))
+        lowest = builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return lowest if lowest.type.width == 64 else builder.zext(lowest, ir.IntType(64))
 
-    return types.int64(types.uint32), codegen
+    return types.int64(mask), codegen
 
 
 @intrinsic

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, uint32
+from numba import njit, uint32, uint64
 
 from gradsieve.kernels.lanes import (
     LANES,
@@ -18,10 +18,12 @@ from gradsieve.kernels.lanes import (
     drain_stores,
     large_lanes,
     lowest_set,
+    store_lanes,
     zero_lanes,
 )
 
 RADIX_BITS = 11
+WINDOW_ENTRIES = 4096  # 16 KB of float32: half of a first-level cache
 
 _compiled = njit(nogil=True, cache=True)
 _inlined = njit(nogil=True, cache=True, inline="always")
@@ -148,37 +150,63 @@ def cut(
 
 
 @_compiled
-def merge(a_indices: Any, a_values: Any, b_indices: Any, b_values: Any, out_indices: Any, out_values: Any) -> int:
-    """Add two sorted runs."""
-    i = 0
-    j = 0
+def above(indices: Any, values: Any, floor: Any, out_indices: Any, out_values: Any) -> int:
+    """The entries that are not below `floor`."""
     found = 0
-    zero = a_values.dtype.type(0)
-    a_size = a_indices.size
-    b_size = b_indices.size
-    while i < a_size and j < b_size:
-        # Without branches: which run comes next is a coin toss, and a missed guess costs more than the arithmetic.
-        # Both values are loaded first, since the compiler may not move a load out of a condition.
-        a_index = a_indices[i]
-        b_index = b_indices[j]
-        a_value = a_values[i]
-        b_value = b_values[j]
-        take_a = a_index <= b_index
-        take_b = b_index <= a_index
-        out_indices[found] = a_index if take_a else b_index
-        out_values[found] = (a_value if take_a else zero) + (b_value if take_b else zero)
-        found += 1
-        i += take_a
-        j += take_b
-    for rest in range(i, a_size):
-        out_indices[found] = a_indices[rest]
-        out_values[found] = a_values[rest]
-        found += 1
-    for rest in range(j, b_size):
-        out_indices[found] = b_indices[rest]
-        out_values[found] = b_values[rest]
-        found += 1
+    for j in range(indices.size):
+        out_indices[found] = indices[j]
+        out_values[found] = values[j]
+        found += not abs(values[j]) < floor
     return found
+
+
+@_compiled
+def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_values: Any) -> int:
+    """Add sorted runs, laid end to end between `bounds`, in their order.
+
+    Window by window over the index space: the entries of all runs are added into a dense window that stays in the cache,
+    a bit is set for each, and the bits are read off. Merging two runs at a time costs a missed branch an entry and
+    log(runs) passes; this takes half the time for four runs, and does not grow with more.
+    """
+    window = np.zeros(WINDOW_ENTRIES, values.dtype)
+    touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
+    positions = bounds[:-1].copy()
+    found = 0
+    while True:
+        start = _lowest_index(indices, positions, bounds)
+        if start < 0:
+            return found
+        start -= start % WINDOW_ENTRIES
+        for run in range(positions.size):
+            position = positions[run]
+            while position < bounds[run + 1] and indices[position] < start + WINDOW_ENTRIES:
+                place = np.int64(indices[position]) - start
+                window[place] += values[position]
+                touched[place >> 6] |= uint64(1) << uint64(place & 63)
+                position += 1
+            positions[run] = position
+        for word in range(touched.size):
+            bits = touched[word]
+            touched[word] = 0
+            while bits:
+                place = 64 * word + lowest_set(bits)
+                out_indices[found] = start + place
+                out_values[found] = window[place]
+                window[place] = 0
+                found += 1
+                bits &= bits - uint64(1)
+
+
+@_inlined
+def _lowest_index(indices: Any, positions: Any, bounds: Any) -> int:
+    """The lowest index that no run has passed yet; -1 if there is none."""
+    lowest = np.int64(-1)
+    for run in range(positions.size):
+        if positions[run] < bounds[run + 1]:
+            index = np.int64(indices[positions[run]])
+            if lowest < 0 or index < lowest:
+                lowest = index
+    return lowest
 
 
 @_compiled
@@ -216,17 +244,40 @@ def first_disorder(indices: Any, low: int, high: int) -> int:
 
 @_compiled
 def write_sparse(out: Any, head: int, base: int, indices: Any, values: Any) -> None:
-    """Zeros, stored past the cache, but for the given entries; `out` begins at index `base`, aligned after `head`."""
+    """Zeros but for the given entries; `out` begins at index `base`, and is aligned after `head` entries.
+
+    Vectors with entries are put together in the cache, and all are stored past it, once: entries scattered into zeros
+    that are already written would have every touched line read back.
+    """
     lanes_end = head + (out.size - head) // LANES * LANES
-    for j in range(head):
-        out[j] = 0
-    for start in range(head, lanes_end, LANES):
-        zero_lanes(out, start)
-    for j in range(lanes_end, out.size):
-        out[j] = 0
+    staged = np.zeros(LANES, out.dtype)
+    position = 0
+    out[:head] = 0
+    while position < indices.size and indices[position] - base < head:
+        out[indices[position] - base] = values[position]
+        position += 1
+    written = head
+    while position < indices.size and indices[position] - base < lanes_end:
+        start = head + (indices[position] - base - head) // LANES * LANES
+        while written < start:
+            zero_lanes(out, written)
+            written += LANES
+        first = position
+        while position < indices.size and indices[position] - base < start + LANES:
+            staged[indices[position] - base - start] = values[position]
+            position += 1
+        store_lanes(staged, out, start)
+        written = start + LANES
+        for used in range(first, position):
+            staged[indices[used] - base - start] = 0
+    while written < lanes_end:
+        zero_lanes(out, written)
+        written += LANES
+    out[lanes_end:] = 0
+    while position < indices.size:
+        out[indices[position] - base] = values[position]
+        position += 1
     drain_stores()
-    for j in range(indices.size):
-        out[indices[j] - base] = values[j]
 
 
 @_compiled
@@ -237,12 +288,21 @@ def scatter_add(out: Any, indices: Any, values: Any) -> None:
 
 
 @_compiled
-def settle(accumulated: Any, sent: Any, indices: Any, values: Any) -> None:
-    """Zero what was sent, then add back what was not delivered."""
-    for j in range(sent.size):
-        accumulated[sent[j]] = 0
-    for j in range(indices.size):
-        accumulated[indices[j]] += values[j]
+def settle(accumulated: Any, sent: Any, sent_values: Any, indices: Any, values: Any) -> None:
+    """Take off what was sent and add back what was not delivered; places where that is the same are not touched."""
+    j = 0
+    for i in range(sent.size):
+        while j < indices.size and indices[j] < sent[i]:
+            accumulated[indices[j]] += values[j]
+            j += 1
+        if j < indices.size and indices[j] == sent[i]:
+            if values[j] != sent_values[i]:
+                accumulated[sent[i]] = values[j]
+            j += 1
+        else:
+            accumulated[sent[i]] = 0
+    for rest in range(j, indices.size):
+        accumulated[indices[rest]] += values[rest]
 
 
 @_compiled

@@ -6,6 +6,8 @@ never pick a zero. Values keep the dtype of the vector they come from; indices a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -52,14 +54,22 @@ def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
     return (indices[kept], values[kept]), (indices[dropped], values[dropped])
 
 
-def merge(a: Entries, b: Entries) -> Entries:
-    """The sum of two sorted runs. Sums that cancel stay, as zeros: they tell that the index was delivered."""
-    indices, places = torch.unique(torch.cat([a[0], b[0]]), return_inverse=True)
-    values = torch.zeros(indices.numel(), dtype=a[1].dtype, device=a[1].device)
-    # Each run has an index once, so two additions in order are exact and repeatable, on any device.
-    values[places[: a[0].numel()]] += a[1]
-    values[places[a[0].numel() :]] += b[1]
+def sum_runs(runs: Sequence[Entries]) -> Entries:
+    """The sum of sorted runs, added in their order. Sums that cancel stay: they tell that the index was delivered."""
+    indices, places = torch.unique(torch.cat([run[0] for run in runs]), return_inverse=True)
+    values = torch.zeros(indices.numel(), dtype=runs[0][1].dtype, device=indices.device)
+    start = 0
+    for run_indices, run_values in runs:
+        # Each run has an index once, so one addition a run is exact and repeatable, on any device.
+        values[places[start : start + run_indices.numel()]] += run_values
+        start += run_indices.numel()
     return indices, values
+
+
+def above(entries: Entries, floor: float) -> Entries:
+    """The non-zero entries whose magnitude is not below `floor`."""
+    positions, values = compact(entries[1], floor, entries[1].numel())
+    return entries[0][positions], values
 
 
 def exclude(entries: Entries, other: Tensor) -> Entries:
@@ -88,9 +98,9 @@ def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     out[indices] += values.to(out.dtype)
 
 
-def settle_(accumulated: Tensor, sent: Tensor, leftover: Entries) -> None:
-    """Zero what was sent, then add back what was not delivered."""
-    accumulated[sent] = 0
+def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:
+    """Take off what was sent (it is what stands there), then add back what was not delivered."""
+    accumulated[sent[0]] = 0
     scatter_add_(accumulated, *leftover)
 
 

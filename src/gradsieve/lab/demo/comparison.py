@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsieve.comm import TorchComm
+from gradsieve.errors import InputError
 from gradsieve.lab.bench.report import environment
 from gradsieve.lab.demo.corpus import draw, read_corpus, shard
 from gradsieve.lab.demo.model import CONTEXT, seeded_model
@@ -18,6 +19,7 @@ from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker, run_workers, threads_
 
 SPARSE = "oktopk"
 RUNS = (DENSE, SPARSE)
+MAX_DENSE_STEPS = 5
 CHECKPOINTS = 15
 HELD_OUT_BYTES = 8192  # the same at each checkpoint, all ranks together
 
@@ -26,12 +28,20 @@ HELD_OUT_BYTES = 8192  # the same at each checkpoint, all ranks together
 class DemoPlan:
     """What is trained, and how."""
 
-    workers: int = 4
-    steps: int = 300
-    density: float = 0.01
-    seed: int = 0
+    workers: int
+    steps: int
+    density: float
+    seed: int
     batch_per_worker: int = 64
-    dense_steps: int = 5  # with which the sparse run starts
+
+    def __post_init__(self) -> None:
+        if self.workers < 2:
+            raise InputError(f"workers must be at least 2, or there is nothing to exchange, got {self.workers}")
+
+    @property
+    def dense_steps(self) -> int:
+        """With which the sparse run starts: a new model's gradients change too fast to be held back."""
+        return min(MAX_DENSE_STEPS, self.steps // 10)
 
     @property
     def checkpoints(self) -> list[int]:
@@ -95,10 +105,16 @@ class Comparison:
     num_parameters: int
     runs: dict[str, Run]
 
+    @property
+    def unequal(self) -> list[str]:
+        """Runs whose workers ended with different parameters; there must be none."""
+        return [name for name, run in self.runs.items() if not run.replicas_equal]
+
     def to_json(self) -> dict[str, Any]:
         """All that was measured."""
         settings = {
             **asdict(self.plan),
+            "dense_steps": self.plan.dense_steps,
             "parameters": self.num_parameters,
             "threads": threads_per_worker(self.plan.workers),
         }

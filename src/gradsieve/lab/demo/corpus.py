@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,11 +37,10 @@ def read_corpus(root: Path | None = None) -> Corpus:
     """All modules in a fixed order; a file's name decides on which side it is."""
     folder = root or Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[list[bytes], list[bytes]] = ([], [])
-    for path in sorted(folder.rglob("*.py")):
-        name = path.relative_to(folder)
-        if not SKIPPED.intersection(name.parts):
-            is_held_out = zlib.crc32(name.as_posix().encode()) % HELD_OUT_ONE_IN == 0
-            parts[is_held_out].append(path.read_bytes())
+    for path in _sources(folder):
+        name = path.relative_to(folder).as_posix()
+        is_held_out = zlib.crc32(name.encode()) % HELD_OUT_ONE_IN == 0
+        parts[is_held_out].append(path.read_bytes())
     train, held_out = (bytearray(b"".join(files)) for files in parts)
     if len(train) < MIN_BYTES or not held_out:
         raise InputError(
@@ -47,6 +48,12 @@ def read_corpus(root: Path | None = None) -> Corpus:
             f"{len(train) + len(held_out)} bytes of them: use a Python with its library as plain files"
         )
     return Corpus(torch.frombuffer(train, dtype=torch.uint8), torch.frombuffer(held_out, dtype=torch.uint8))
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(set(folders) - SKIPPED)
+        yield from (Path(place, name) for name in sorted(files) if name.endswith(".py"))
 
 
 def shard(data: Tensor, rank: int, size: int) -> Tensor:

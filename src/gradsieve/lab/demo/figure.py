@@ -13,25 +13,34 @@ LABELS = {DENSE: "dense all-reduce", SPARSE: "Ok-Topk"}
 COLORS = {DENSE: "#64748b", SPARSE: "#0d9488"}
 INK, FAINT, GRID = "#1e293b", "#64748b", "#e2e8f0"
 SMOOTHED_STEPS = 10
+ABOVE = {"xytext": (0, 8), "ha": "right", "va": "bottom"}
+BELOW = {"xytext": (0, -8), "ha": "right", "va": "top"}
+BESIDE = {"xytext": (9, 0), "ha": "left", "va": "center"}
 
 
 def draw_figure(comparison: Comparison, path: Path) -> None:
     """Write a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(11.5, 5.2), dpi=150, layout="constrained", facecolor="white")
+    margins = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)
+    figure = Figure(figsize=(11.5, 5.2), dpi=150, layout=margins, facecolor="white")
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     by_step, by_traffic = figure.subplots(1, 2, sharey=True)
+    worse, thriftier = _worse(comparison), _thriftier(comparison)
     for name in RUNS:
         run = comparison.runs[name]
         received = megabytes_received(run)
-        _curve(by_step, run, [float(step) for step in range(1, len(received) + 1)], "")
-        _curve(by_traffic, run, received, f", {received[-1]:,.0f} MB")
-    _log_axis(by_traffic)
+        last = f"{run.held_out_loss[-1]:.2f}"
+        _curve(by_step, run, [float(step) for step in range(1, len(received) + 1)])
+        _label(by_step, run, len(received), last, ABOVE if run is worse else BELOW)
+        _curve(by_traffic, run, received)
+        place = BESIDE if run is thriftier else BELOW
+        _label(by_traffic, run, received[-1], f"{last} after {received[-1]:,.0f} MB", place)
+    _log_axis(by_traffic, comparison)
     _finish(by_step, "step", "Loss against steps")
-    _finish(by_traffic, "megabytes received by each worker", _bytes_title(comparison))
+    _finish(by_traffic, "megabytes received by each worker (log scale)", _bytes_title(comparison))
     by_step.set_ylabel("loss (nats per byte)", color=INK)
     _limit(by_step, comparison)
     by_step.legend(frameon=False, labelcolor=INK, loc="upper right", title="held-out files; thin: training")
@@ -71,27 +80,40 @@ def _bytes_title(comparison: Comparison) -> str:
     return f"To a loss of {loss:.2f}: {megabytes_received(sparse)[-1]:,.0f} MB instead of {dense:,.0f} MB"
 
 
-def _curve(axes: Any, run: Run, at: list[float], remark: str) -> None:
-    """Training loss as a thin line, held-out loss with markers, and what it came to."""
+def _worse(comparison: Comparison) -> Run:
+    return max(comparison.runs.values(), key=lambda run: run.held_out_loss[-1])
+
+
+def _thriftier(comparison: Comparison) -> Run:
+    return min(comparison.runs.values(), key=lambda run: sum(run.bytes_received))
+
+
+def _curve(axes: Any, run: Run, at: list[float]) -> None:
+    """Training loss as a thin line, held-out loss with markers."""
     color = COLORS[run.recipe]
     axes.plot(at, _smoothed(run.train_loss), color=color, linewidth=0.9, alpha=0.4)
     x = [at[step - 1] for step in run.held_out_steps]
-    last = run.held_out_loss[-1]
     axes.plot(x, run.held_out_loss, color=color, linewidth=2.2, marker="o", markersize=4, label=LABELS[run.recipe])
+
+
+def _label(axes: Any, run: Run, x: float, text: str, place: dict[str, Any]) -> None:
+    """What a run came to, at its end, readable over other lines."""
+    from matplotlib.patheffects import withStroke
+
     axes.annotate(
-        f"{last:.2f}{remark}",
-        (x[-1], last),
-        xytext=(0, -7),
+        text,
+        (x, run.held_out_loss[-1]),
         textcoords="offset points",
-        ha="right",
-        va="top",
-        color=color,
+        color=COLORS[run.recipe],
         fontweight="bold",
         fontsize=9.5,
+        path_effects=[withStroke(linewidth=3, foreground="white")],
+        **place,
     )
 
 
-def _log_axis(axes: Any) -> None:
+def _log_axis(axes: Any, comparison: Comparison) -> None:
+    """From a little before the first measurement on."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -99,6 +121,8 @@ def _log_axis(axes: Any) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.minorticks_off()
+    first = min(megabytes_received(run)[run.held_out_steps[0] - 1] for run in comparison.runs.values())
+    axes.set_xlim(left=first * 0.6)
 
 
 def _finish(axes: Any, x_label: str, title: str) -> None:

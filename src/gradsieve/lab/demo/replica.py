@@ -8,12 +8,13 @@ import time
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from gradsieve.comm import Comm, CountingComm
 from gradsieve.functional import sparse_allreduce
 from gradsieve.lab.demo.corpus import Batch
+from gradsieve.lab.demo.flat import Adam, FlatModel
 from gradsieve.pipeline import PipelineState
 
 # Chosen for dense exchange: of the settings tried, these brought its loss down furthest. Both runs use them.
@@ -29,7 +30,7 @@ class Exchange(NamedTuple):
 
     recipe: str
     density: float
-    dense_steps: int  # the first steps, in which a new model's gradients change too fast to be held back
+    dense_steps: int  # before the recipe takes over
 
 
 class Step(NamedTuple):
@@ -50,67 +51,53 @@ class Score(NamedTuple):
 
 
 class Replica:
-    """Model, optimizer and the flat gradient that is exchanged."""
+    """Model and optimizer, with the gradient exchanged in between."""
 
     def __init__(self, model: nn.Module, exchange: Exchange, steps: int, comm: Comm) -> None:
-        self.model = model
+        self._flat = FlatModel(model)
+        self._adam = Adam(self._flat.values.numel(), BETAS)
         self._exchange = exchange
-        self._steps_done = 0
+        self._steps, self._steps_done = steps, 0
         self._comm = CountingComm(comm)
-        self._grad = _flat_gradient(model)
         self._state: PipelineState | None = None
-        self._optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=BETAS)
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, lambda step: _rate(step, steps))
 
     def step(self, batch: Batch) -> Step:
         """Forward, backward, exchange, update."""
         self._comm.reset()
         started = time.perf_counter()
-        self._grad.zero_()
-        loss = cross_entropy(self.model(batch.contexts), batch.targets)
+        self._flat.grad.zero_()
+        loss = cross_entropy(self._flat.model(batch.contexts), batch.targets)
         torch.autograd.backward(loss)
         ready = time.perf_counter()
         self._average()
         exchanged = time.perf_counter()
-        self._optimizer.step()
-        self._schedule.step()
+        self._adam.step(self._flat.values, self._flat.grad, LEARNING_RATE * _rate(self._steps_done, self._steps))
+        self._steps_done += 1
         finished = time.perf_counter()
         return Step(loss.item(), finished - started, exchanged - ready, self._comm.reset().bytes_received)
 
     def _average(self) -> None:
         """Over all ranks, in place."""
+        grad = self._flat.grad
         recipe, density, dense_steps = self._exchange
         if self._steps_done < dense_steps:
-            sparse_allreduce(self._grad, DENSE, density=1.0, comm=self._comm, out=self._grad)
+            sparse_allreduce(grad, DENSE, density=1.0, comm=self._comm, out=grad)
         else:
             _, self._state = sparse_allreduce(
-                self._grad, recipe, density=density, comm=self._comm, state=self._state, out=self._grad
+                grad, recipe, density=density, comm=self._comm, state=self._state, out=grad
             )
-        self._steps_done += 1
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Score:
         """On bytes that were not trained on."""
-        scores = self.model(batch.contexts)
+        scores = self._flat.model(batch.contexts)
         loss = cross_entropy(scores, batch.targets, reduction="sum")
         right = (scores.argmax(dim=1) == batch.targets).sum()
         return Score(loss.item(), int(right), len(batch.targets))
 
     def digest(self) -> str:
         """Of all parameters, bit for bit."""
-        hashed = hashlib.sha256()
-        for parameter in self.model.parameters():
-            hashed.update(parameter.detach().contiguous().numpy().tobytes())
-        return hashed.hexdigest()
-
-
-def _flat_gradient(model: nn.Module) -> Tensor:
-    """One vector that all parameters' gradients are views of: what backward adds, the exchange sees."""
-    parameters = list(model.parameters())
-    flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
-    for parameter, part in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter)
-    return flat
+        return hashlib.sha256(self._flat.values.numpy().tobytes()).hexdigest()
 
 
 def _rate(step: int, steps: int) -> float:

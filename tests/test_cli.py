@@ -1,0 +1,152 @@
+"""The command line: what it prints where, and that every mistake is one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradsieve import RECIPES, REDUCERS, SELECTORS, __version__
+from gradsieve.cli import main
+
+
+def test_no_torch_for_help_version_and_argument_errors() -> None:
+    calls = {
+        "--help": 0,
+        "--version": 0,
+        "bench select --help": 0,
+        "demo --help": 0,
+        "bench reduce --density 1.5": 2,
+        "bench select --colour red": 2,
+        "demo --steps 0": 2,
+    }
+    script = (
+        "import sys; from gradsieve.cli import main\n"
+        f"codes = [main(call.split()) for call in {list(calls)!r}]\n"
+        "print(codes, sorted({'torch', 'numba', 'numpy', 'matplotlib', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == f"{list(calls.values())} []"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_nothing_asked_for_gives_help(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    captured = capsys.readouterr()
+    assert "Usage: gradsieve" in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("missing", "needed_for"), [("click", ["gradsieve.cli.app", "click"]), ("rich", ["rich.console"])]
+)
+def test_without_the_lab_extra_one_sentence_says_what_to_install(
+    missing: str, needed_for: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in needed_for:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, needed_for[-1], None)
+    assert main(["list"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert f"needs {missing}" in captured.err
+    assert "gradsieve[lab]" in captured.err
+
+
+def test_list_has_every_registered_name_with_description_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    for kind, registry in (("recipes", RECIPES), ("selectors", SELECTORS), ("reducers", REDUCERS)):
+        assert [entry["name"] for entry in listed[kind]] == list(registry)
+        assert all(entry["description"] for entry in listed[kind])
+    by_name = {entry["name"]: entry for entry in listed["recipes"]}
+    assert by_name["oktopk"]["settings"]["selector"] == "threshold"
+    assert by_name["oktopk"]["settings"]["reducer"] == "oktopk"
+    assert {e["name"] for e in listed["reducers"] if not e["conserving"]} == {"gtopk_paper"}
+    assert next(e for e in listed["selectors"] if e["name"] == "threshold")["settings"]["period"] == 32
+
+
+def test_list_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for registry in (RECIPES, SELECTORS, REDUCERS) for name in registry)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["bench", "select", "--density", "1.5"], "density must be in (0, 1], got 1.5"),
+        (["bench", "reduce", "--density", "0.1", "0"], "density must be in (0, 1], got 0"),
+        (["bench", "reduce", "--density", "nan"], "density must be in (0, 1], got nan"),
+        (["bench", "reduce", "--density", "much"], "density must be in (0, 1], got much"),
+        (["bench", "reduce", "--ranks", "0"], "ranks must be at least 1, got 0"),
+        (["bench", "select", "--numel", "0"], "numel must be at least 1, got 0"),
+        (["bench", "select", "--numel", "1.5"], "numel must be a whole number, got '1.5'"),
+        (["bench", "select", "--numel", "inf"], "numel must be a whole number, got 'inf'"),
+        (["bench", "select", "--numel", "9e15"], "GB of memory"),
+        (["bench", "select", "--threads", "-1"], "threads must be at least 1, got -1"),
+        (["bench", "select", "--repeats", "0"], "repeats must be at least 1, got 0"),
+        (["bench", "select", "--method", "exakt"], "unknown selector 'exakt'; did you mean 'exact'?"),
+        (["bench", "reduce", "--recipe", "oktop"], "unknown recipe 'oktop'; did you mean 'oktopk'?"),
+        (["bench", "reduce", "--ranks"], "Option '--ranks' requires an argument."),
+        (["demo", "--workers", "1"], "workers must be at least 2"),
+        (["demo", "--workers", "two"], "workers must be a whole number, got 'two'"),
+        (["demo", "--density", "-1"], "density must be in (0, 1], got -1"),
+        (["demo", "--out", "/dev/null/here"], "cannot write to /dev/null/here"),
+        (["train"], "No such command 'train'."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("gradsieve: error: ")
+    assert captured.err.count("\n") == 1
+    assert sentence in captured.err
+
+
+def test_demo_compares_and_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "result"
+    code = main(["demo", "--workers", "2", "--steps", "10", "--density", "0.05", "--out", str(folder), "--json"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    printed = json.loads(captured.out)
+    written = json.loads((folder / "metrics.json").read_text())
+    assert printed == {**written, "folder": str(folder)}
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert list(written["runs"]) == ["dense", "oktopk"]
+    for measured in written["runs"].values():
+        assert len(measured["train_loss"]) == len(measured["bytes_received"]) == 10
+        assert measured["held_out_steps"][-1] == 10
+        assert measured["replicas_equal"] is True
+        assert measured["train_loss"][-1] < measured["train_loss"][0]
+    dense, sparse = (written["summary"][name] for name in ("dense", "oktopk"))
+    assert sparse["bytes_received_ordinary_step"] < dense["bytes_received_ordinary_step"] / 3
+    assert written["settings"]["dense_steps"] == 1
+    assert written["environment"]["cores"] >= 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal to a process group")
+def test_interrupt_ends_workers_quietly(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gradsieve.cli", "demo", "--workers", "2", "--steps", "9000"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    assert "Starting workers" in process.stderr.readline()
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.strip() == ""
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
