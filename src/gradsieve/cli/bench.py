@@ -110,7 +110,7 @@ def select(
     plan = SelectPlan(methods or list(SELECTORS), numels, densities, threads, repeats)
     with measuring() as progress:
         report = bench_select(plan, progress)
-    show(report, "Selection with error feedback", COLUMNS, as_json)
+    show(report, "Accumulate and select", COLUMNS, as_json)
 
 
 @bench.command(cls=ManyValues)

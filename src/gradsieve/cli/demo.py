@@ -39,11 +39,13 @@ def demo(workers: int, steps: int, density: float, seed: int, out: Path | None, 
     Both runs start from the same model and see the same bytes: sources of Python's standard library. They take turns
     step by step, so that they meet the same conditions.
     """
+    if workers < 2:
+        raise InputError(f"workers must be at least 2, or there is nothing to exchange, got {workers}")
+    folder = _folder(out)
     from gradsieve.lab.demo.comparison import DemoPlan, compare
     from gradsieve.lab.demo.figure import draw_figure
 
     plan = DemoPlan(workers=workers, steps=steps, density=density, seed=seed)
-    folder = _folder(out)
     with _watching(plan.steps) as on_tick:
         comparison = compare(plan, on_tick)
     draw_figure(comparison, folder / "loss.png")

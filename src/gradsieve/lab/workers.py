@@ -31,7 +31,7 @@ from gradsieve.lab.machine import num_cores
 TIMEOUT_SECONDS = 300.0
 CAUSE_SECONDS = 2.0  # how long after a failure that only says "a peer is lost" the cause may take to arrive
 
-Report = Callable[[Any], None]
+Tell = Callable[[Any], None]
 Work = Callable[..., Any]
 """A module-level function `work(worker, *arguments)`; arguments, result and reports must be picklable."""
 
@@ -46,7 +46,7 @@ class Worker:
 
     rank: int
     size: int
-    report: Report  # sends something to the parent while the work goes on
+    report: Tell  # sends something to the parent while the work goes on
 
 
 class Failure(NamedTuple):
@@ -69,7 +69,7 @@ def threads_per_worker(size: int) -> int:
     return max(1, num_cores() // size)
 
 
-def run_workers(size: int, work: Work, *arguments: Any, on_report: Report | None = None) -> list[Any]:
+def run_workers(size: int, work: Work, *arguments: Any, on_report: Tell | None = None) -> list[Any]:
     """Run `work(worker, *arguments)` on `size` processes; the results in rank order.
 
     Raises `WorkerError` with the rank and message of the worker that failed first.
@@ -102,7 +102,7 @@ class _Staff:
                 self.processes.append(process)
                 self.pipes[ours] = rank
 
-    def results(self, on_report: Report) -> list[Any]:
+    def results(self, on_report: Tell) -> list[Any]:
         while self.pipes:
             for pipe in wait(list(self.pipes)):
                 assert isinstance(pipe, Connection)
@@ -124,7 +124,7 @@ class _Staff:
         for pipe in self.pipes:
             pipe.close()
 
-    def _heard(self, pipe: Connection, on_report: Report) -> Failure | None:
+    def _heard(self, pipe: Connection, on_report: Tell) -> Failure | None:
         """Take one message; a pipe that closes without a result is a failure."""
         rank = self.pipes[pipe]
         try:

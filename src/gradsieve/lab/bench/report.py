@@ -57,22 +57,27 @@ def environment() -> dict[str, Any]:
 
 
 def table(report: Report, title: str, columns: Sequence[Column]) -> Table:
-    """The rows for people, in the order they were measured."""
+    """The rows for people, in the order they were measured; conditions that all share are in the title."""
+    from rich import box
     from rich.table import Table
 
-    known = report.environment
+    rows, known = report.results, report.environment
+    shared = {name for name in CONDITIONS if len({row[name] for row in rows}) == 1}
+    conditions = ", ".join(f"{c.title} {c.write(rows[0][c.field])}" for c in columns if c.field in shared)
     shown = Table(
-        title=title,
+        title=f"{title}; {conditions}" if conditions else title,
         caption=f"{known['cpu']}, {known['cores']} cores, torch {known['torch']}, gradsieve {known['gradsieve']}",
         title_justify="left",
         caption_justify="left",
+        box=box.SIMPLE_HEAD,
     )
-    for number, column in enumerate(columns):
+    varying = [column for column in columns if column.field not in shared]
+    for number, column in enumerate(varying):
         shown.add_column(column.title, justify="right" if number else "left", no_wrap=True)
-    for number, row in enumerate(report.results):
-        if number and any(row[name] != report.results[number - 1][name] for name in CONDITIONS):
+    for number, row in enumerate(rows):
+        if number and any(row[name] != rows[number - 1][name] for name in CONDITIONS):
             shown.add_section()
-        shown.add_row(*(column.write(row[column.field]) if column.field in row else "" for column in columns))
+        shown.add_row(*(column.write(row[column.field]) if column.field in row else "" for column in varying))
     return shown
 
 

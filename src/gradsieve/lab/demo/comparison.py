@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from gradsieve.comm import TorchComm
-from gradsieve.errors import InputError
 from gradsieve.lab.bench.report import environment
 from gradsieve.lab.demo.corpus import draw, read_corpus, shard
 from gradsieve.lab.demo.model import CONTEXT, seeded_model
@@ -33,10 +32,6 @@ class DemoPlan:
     density: float
     seed: int
     batch_per_worker: int = 64
-
-    def __post_init__(self) -> None:
-        if self.workers < 2:
-            raise InputError(f"workers must be at least 2, or there is nothing to exchange, got {self.workers}")
 
     @property
     def dense_steps(self) -> int:
