@@ -115,13 +115,13 @@ def test_momentum_correction_follows_its_definition() -> None:
     feedback = MomentumResidual(momentum=0.5)
     state = feedback.init(torch.zeros(3))
     grad = torch.tensor([4.0, 2.0, 1.0])
-    accumulated, _ = feedback.accumulate(grad, state, None, 1)
+    accumulated, _ = feedback.accumulate(grad, grad, state, None, 1)
     assert accumulated.tolist() == [4.0, 2.0, 1.0]
     sent = SparseVector(torch.tensor([0]), torch.tensor([4.0]), 3)
     state = feedback.settle(accumulated, grad, sent, SparseVector.empty(3, grad), state)
     assert state.velocity.tolist() == [0.0, 2.0, 1.0]
     assert state.residual.tolist() == [0.0, 2.0, 1.0]
-    accumulated, _ = feedback.accumulate(grad, state, None, 1)
+    accumulated, _ = feedback.accumulate(grad, grad, state, None, 1)
     assert accumulated.tolist() == [4.0, 2.0 + 0.5 * 2 + 2, 1.0 + 0.5 + 1]
 
 
@@ -129,7 +129,7 @@ def test_momentum_stays_where_an_entry_was_sent_but_not_delivered() -> None:
     feedback = MomentumResidual(momentum=0.5)
     state = feedback.init(torch.zeros(2))
     grad = torch.tensor([4.0, 2.0])
-    accumulated, _ = feedback.accumulate(grad, state, None, 1)
+    accumulated, _ = feedback.accumulate(grad, grad, state, None, 1)
     sent = SparseVector(torch.tensor([0, 1]), grad.clone(), 2)
     undelivered = SparseVector(torch.tensor([1]), torch.tensor([2.0]), 2)
     state = feedback.settle(accumulated, grad, sent, undelivered, state)

@@ -50,12 +50,26 @@ def test_the_same_mean_on_every_rank_step_after_step(name: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(means, results[0], strict=True))
 
 
-def test_the_tensor_is_left_alone_unless_it_is_the_output() -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_dtype_comes_back_as_it_went_in(name: str, dtype: torch.dtype) -> None:
+    def rank(comm: Comm) -> None:
+        grad = gradient(comm.rank).to(dtype)
+        mean, _ = allreduce(grad, name, density=1.0, comm=comm)
+        assert mean.dtype == dtype
+        # Whole numbers up to 8 and their halves are exact in every dtype.
+        assert torch.equal(mean.double(), (gradient(0) + gradient(1)) / 2)
+
+    run_ranks(2, rank)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_tensor_is_left_alone_unless_it_is_the_output(name: str) -> None:
     def rank(comm: Comm) -> None:
         grad = gradient(comm.rank)
-        mean, _ = allreduce(grad, density=0.1, comm=comm)
+        mean, _ = allreduce(grad, name, density=0.1, comm=comm)
         assert torch.equal(grad, gradient(comm.rank))
-        written, _ = allreduce(grad, density=0.1, comm=comm, out=grad)
+        written, _ = allreduce(grad, name, density=0.1, comm=comm, out=grad)
         assert written is grad
         assert torch.equal(grad, mean)
 

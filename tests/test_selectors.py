@@ -133,7 +133,7 @@ def test_candidates_collected_while_accumulating_change_nothing() -> None:
         kept = feedback.init(torch.zeros(300_000))
         for step in range(4):
             grad = torch.randn(300_000, generator=seeded(step))
-            accumulated, candidates = feedback.accumulate(grad, kept, selector.floor(state), 3000)
+            accumulated, candidates = feedback.accumulate(grad, grad, kept, selector.floor(state), 3000)
             plain, _ = selector(accumulated, 3000, state)
             local, state = selector(accumulated, 3000, state, candidates)
             assert torch.equal(plain.indices, local.indices)

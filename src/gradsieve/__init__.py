@@ -1,40 +1,55 @@
-"""Gradsieve: sparse all-reduce for PyTorch data-parallel training over slow networks."""
+"""Gradsieve: sparse all-reduce for PyTorch data-parallel training over slow networks.
 
-from gradsieve.comm import Comm, CountingComm, LocalComm, TorchComm
-from gradsieve.errors import (
-    GradsieveError,
-    InputError,
-    MessageError,
-    MismatchError,
-    PeerLostError,
-    UnknownNameError,
-)
-from gradsieve.functional import sparse_allreduce
-from gradsieve.recipes import RECIPES, Recipe
-from gradsieve.reducers import REDUCERS, Reduced, Reducer
-from gradsieve.selectors import SELECTORS, Selector
-from gradsieve.vector import SparseVector
-from gradsieve.version import __version__
+Names are imported when first used: torch takes seconds, and `gradsieve --help` must not wait for it.
+"""
 
-__all__ = [
-    "RECIPES",
-    "REDUCERS",
-    "SELECTORS",
-    "Comm",
-    "CountingComm",
-    "GradsieveError",
-    "InputError",
-    "LocalComm",
-    "MessageError",
-    "MismatchError",
-    "PeerLostError",
-    "Recipe",
-    "Reduced",
-    "Reducer",
-    "Selector",
-    "SparseVector",
-    "TorchComm",
-    "UnknownNameError",
-    "__version__",
-    "sparse_allreduce",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gradsieve.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from gradsieve.comm import Comm as Comm
+    from gradsieve.comm import CountingComm as CountingComm
+    from gradsieve.comm import LocalComm as LocalComm
+    from gradsieve.comm import TorchComm as TorchComm
+    from gradsieve.errors import GradsieveError as GradsieveError
+    from gradsieve.errors import InputError as InputError
+    from gradsieve.errors import MessageError as MessageError
+    from gradsieve.errors import MismatchError as MismatchError
+    from gradsieve.errors import PeerLostError as PeerLostError
+    from gradsieve.errors import UnknownNameError as UnknownNameError
+    from gradsieve.functional import sparse_allreduce as sparse_allreduce
+    from gradsieve.recipes import RECIPES as RECIPES
+    from gradsieve.recipes import Recipe as Recipe
+    from gradsieve.reducers import REDUCERS as REDUCERS
+    from gradsieve.reducers import Reduced as Reduced
+    from gradsieve.reducers import Reducer as Reducer
+    from gradsieve.selectors import SELECTORS as SELECTORS
+    from gradsieve.selectors import Selector as Selector
+    from gradsieve.vector import SparseVector as SparseVector
+
+_HOMES = {
+    "comm": "Comm CountingComm LocalComm TorchComm",
+    "errors": "GradsieveError InputError MessageError MismatchError PeerLostError UnknownNameError",
+    "functional": "sparse_allreduce",
+    "recipes": "RECIPES Recipe",
+    "reducers": "REDUCERS Reduced Reducer",
+    "selectors": "SELECTORS Selector",
+    "vector": "SparseVector",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return ["__version__", *_HOME_OF]
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value  # so that this function is asked once only
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

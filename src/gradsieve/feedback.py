@@ -26,8 +26,13 @@ class Feedback(Protocol[F]):
         """The state before the first step, for gradients like this one."""
         ...
 
-    def accumulate(self, grad: Tensor, state: F, floor: float | None, expected: int) -> tuple[Tensor, Entries | None]:
-        """The vector to select from; with a floor, also its entries that are not below it, about `expected`."""
+    def accumulate(
+        self, grad: Tensor, out: Tensor, state: F, floor: float | None, expected: int
+    ) -> tuple[Tensor, Entries | None]:
+        """The vector to select from; with a floor, also its entries that are not below it, about `expected`.
+
+        `out` is where the result of the step will be written, and free to be used until then; it may be `grad` itself.
+        """
         ...
 
     def settle(self, accumulated: Tensor, grad: Tensor, local: SparseVector, leftover: SparseVector, state: F) -> F:
@@ -48,10 +53,12 @@ class NoFeedback:
         return NothingKept()
 
     def accumulate(
-        self, grad: Tensor, state: NothingKept, floor: float | None, expected: int
+        self, grad: Tensor, out: Tensor, state: NothingKept, floor: float | None, expected: int
     ) -> tuple[Tensor, Entries | None]:
         """See `Feedback.accumulate`."""
-        return grad.to(_wide(grad.dtype)), None
+        if grad.dtype != _wide(grad.dtype):
+            return grad.to(_wide(grad.dtype)), None
+        return grad if out is grad else out.copy_(grad), None
 
     def settle(
         self,
@@ -81,7 +88,7 @@ class Residual:
         return ResidualState(*_wide_zeros(grad, 2))
 
     def accumulate(
-        self, grad: Tensor, state: ResidualState, floor: float | None, expected: int
+        self, grad: Tensor, out: Tensor, state: ResidualState, floor: float | None, expected: int
     ) -> tuple[Tensor, Entries | None]:
         """See `Feedback.accumulate`."""
         return state.spare, _add(state.residual, grad, state.spare, floor, expected)
@@ -126,12 +133,11 @@ class MomentumResidual:
         return MomentumState(*_wide_zeros(grad, 3))
 
     def accumulate(
-        self, grad: Tensor, state: MomentumState, floor: float | None, expected: int
+        self, grad: Tensor, out: Tensor, state: MomentumState, floor: float | None, expected: int
     ) -> tuple[Tensor, Entries | None]:
         """See `Feedback.accumulate`."""
         self._velocity(grad, state.velocity, out=state.spare)
-        state.spare.add_(state.residual)
-        return state.spare, None
+        return state.spare.add_(state.residual), None
 
     def settle(
         self,
@@ -149,7 +155,7 @@ class MomentumResidual:
         return MomentumState(state.velocity, accumulated, state.residual)
 
     def _velocity(self, grad: Tensor, velocity: Tensor, out: Tensor) -> None:
-        torch.mul(velocity, self.momentum, out=out).add_(grad)
+        torch.add(grad, velocity, alpha=self.momentum, out=out)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

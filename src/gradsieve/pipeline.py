@@ -41,23 +41,23 @@ class Pipeline:
         back is the one that went in, as if the step had not been.
         """
         feedback, select, reduce = self.recipe.feedback, self.recipe.selector, self.recipe.reducer
-        accumulated, candidates = feedback.accumulate(grad, state.feedback, select.floor(state.selector), k)
+        floor = select.floor(state.selector)
+        accumulated, candidates = feedback.accumulate(grad, out, state.feedback, floor, k)
         local, selector_state = select(accumulated, k, state.selector, candidates)
         (total, leftover), reducer_state = reduce(local, k, state.reducer, self.comm)
         if _finite(total):
             settled = feedback.settle(accumulated, grad, local, leftover, state.feedback)
             state = PipelineState(settled, selector_state, reducer_state)
-        mean(total, self.comm.size).write_to_(out)
+        write_mean_(out, total, self.comm.size)
         return state
 
 
-def mean(total: SparseVector, size: int) -> SparseVector:
+def write_mean_(out: Tensor, total: SparseVector, size: int) -> None:
     """The one place where a sum becomes a mean."""
-    return (
-        SparseVector.full(total.values / size)
-        if total.is_full
-        else SparseVector.trusted((total.indices, total.values / size), total.numel)
-    )
+    if total.is_full:
+        torch.div(total.values, size, out=out)
+    else:
+        SparseVector.trusted((total.indices, total.values / size), total.numel).write_to_(out)
 
 
 def _finite(total: SparseVector) -> bool:

@@ -164,8 +164,8 @@ def above(indices: Any, values: Any, floor: Any, out_indices: Any, out_values: A
 def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_values: Any) -> int:
     """Add sorted runs, laid end to end between `bounds`, in their order.
 
-    Window by window over the index space: the entries of all runs are added into a dense window that stays in the cache,
-    a bit is set for each, and the bits are read off. Merging two runs at a time costs a missed branch an entry and
+    Window by window over the index space: the entries of all runs are added into a dense window that stays in cache, a
+    bit is set for each, and the bits are read off. Merging two runs at a time costs a missed branch an entry and
     log(runs) passes; this takes half the time for four runs, and does not grow with more.
     """
     window = np.zeros(WINDOW_ENTRIES, values.dtype)
@@ -198,7 +198,7 @@ def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_value
 
 
 @_inlined
-def _lowest_index(indices: Any, positions: Any, bounds: Any) -> int:
+def _lowest_index(indices: Any, positions: Any, bounds: Any) -> Any:
     """The lowest index that no run has passed yet; -1 if there is none."""
     lowest = np.int64(-1)
     for run in range(positions.size):

@@ -104,7 +104,7 @@ class OkTopk(Reducer[OkTopkState]):
     def _evaluated(self, owned: SparseVector, k: int, state: OkTopkState, comm: Comm) -> OkTopkState:
         """With the magnitude that about k of all sums reach; zero if there are not more than k."""
         num_points = min(self.threshold_points, max(MIN_POINTS, k // (8 * comm.size)))
-        # A sample serves as well as all sums: its own error is a third of a percent of the count, its sort ten times faster.
+        # A sample serves as well: its error is a third of a percent of the count, its sort ten times faster.
         looked_at = kernels(owned.values).sample(owned.values, SAMPLED_SUMS)
         points = kernels(looked_at).descending_points(looked_at, point_ranks(looked_at.numel(), num_points))
         spread = Spread(points, owned.nnz, comm, descending=True)

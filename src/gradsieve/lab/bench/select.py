@@ -71,7 +71,7 @@ class SieveContender:
         """Accumulate and select, timed; then settle as if all that was picked had been delivered."""
         started = time.perf_counter()
         floor = self.selector.floor(self._selector_state)
-        accumulated, candidates = self._residual.accumulate(grad, self._feedback_state, floor, self.k)
+        accumulated, candidates = self._residual.accumulate(grad, grad, self._feedback_state, floor, self.k)
         local, self._selector_state = self.selector(accumulated, self.k, self._selector_state, candidates)
         seconds = time.perf_counter() - started
         nothing = SparseVector.empty(local.numel, local.values)
