@@ -112,8 +112,7 @@ def test_the_global_count_is_about_k(size: int) -> None:
 
 def test_a_steady_gradient_needs_two_calls_and_an_evaluation_three() -> None:
     done = run(4, layered, 24)[0]
-    assert done[0].traffic.calls <= 4
-    assert max(step.traffic.calls for step in done[1:]) <= 3
+    assert max(step.traffic.calls for step in done) <= 4
     assert {step.traffic.calls for step in done[12:]} == {2, 3}
     assert done[-1].state.interval >= 4
 
@@ -137,8 +136,8 @@ def at_the_back(rank: int, step: int) -> Tensor:
 def test_blocks_are_evened_out_when_one_owner_has_most() -> None:
     """The owner of everything would have to send all blocks; evened out, nobody sends more than its share."""
     size = 8
-    plain = run(size, at_the_back, 4, OkTopk(skew=float(size)))
-    evened = run(size, at_the_back, 4)
+    plain = run(size, at_the_back, 4, OkTopk(imbalance=float(size), skew=float(size)))
+    evened = run(size, at_the_back, 4, OkTopk(imbalance=float(size)))  # else the regions would follow
     assert evened[0][1].state.skewed
     most = [max(done[3].traffic.bytes_sent for done in ranks) for ranks in (plain, evened)]
     assert most[1] < 0.6 * most[0]
@@ -173,6 +172,18 @@ def test_a_gradient_that_changes_its_scale_is_followed() -> None:
     assert all(0.85 <= count <= 1.15 for count in counts[7:])
 
 
+def test_regions_follow_entries_that_move() -> None:
+    """A growing residual spreads picks to other layers; regions cut for the first step do not fit for long."""
+
+    def moving(rank: int, step: int) -> Tensor:
+        return layered(rank, step) if step < 3 else layered(rank, step).flip(0).contiguous()
+
+    following = [max(done[step].traffic.bytes_received for done in run(4, moving, 8)) for step in (2, 7)]
+    assert following[1] < 1.3 * following[0]
+    stuck = run(4, moving, 8, OkTopk(imbalance=4.0))
+    assert max(done[7].traffic.bytes_received for done in stuck) > 1.3 * following[0]
+
+
 def test_entries_that_wait_below_the_threshold_do_not_flood_it() -> None:
     """With error feedback a persistent gradient piles up just below the threshold: a reused one let 0.01k to 4k by."""
 
@@ -197,7 +208,7 @@ def test_entries_that_wait_below_the_threshold_do_not_flood_it() -> None:
         ({"threshold_every": 0}, "threshold_every must be at least 1, got 0"),
         ({"repartition_every": 0}, "repartition_every must be at least 1, got 0"),
         ({"band": (0.5, 0.9)}, r"band must be positive and enclose 1, got \(0.5, 0.9\)"),
-        ({"skew": 0.5}, "skew must be at least 1, got 0.5"),
+        ({"skew": 0.5}, "skew and imbalance must be at least 1, got 0.5 and 1.3"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:

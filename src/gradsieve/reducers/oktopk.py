@@ -1,7 +1,8 @@
 """Ok-Topk (Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning", PPoPP 2022).
 
 Each rank owns one of P index regions, cut so that all regions get about the same number of entries.
-1. Every `repartition_every` steps the regions are cut anew, from where all ranks' entries lie now.
+1. At least every `repartition_every` steps the regions are cut anew, from where all ranks' entries lie now; sooner if
+   an evaluation (3) has shown one owner to have far more sums than the mean.
 2. Split and reduce: entries travel to the owner of their region, destinations rotated and a few under way at once; the
    owner adds them as they arrive.
 3. At least every `threshold_every` steps the global threshold is evaluated, so that about k of all sums are not below
@@ -45,6 +46,7 @@ class OkTopkState(NamedTuple):
 
     bounds: tuple[int, ...]  # of the regions
     step: int = 0
+    cut_at: int = 0  # the step at which the regions are cut next
     threshold: float = 0.0
     interval: int = 1  # steps from one evaluation of the threshold to the next
     evaluate_at: int = 0  # the step of the next one
@@ -56,7 +58,8 @@ class OkTopk(Reducer[OkTopkState]):
     """Split by balanced regions, reduce at the owners, gather what reaches a global threshold."""
 
     threshold_every: int = 32  # most steps between evaluations of the global threshold; 1 holds the count at k
-    repartition_every: int = 64  # steps between cuts of the regions; fewer follows moving gradients closer
+    repartition_every: int = 64  # most steps between cuts of the regions; fewer follows moving gradients closer
+    imbalance: float = 1.3  # largest region over mean region from which they are cut anew; lower cuts more often
     band: tuple[float, float] = (
         0.8,
         1.25,
@@ -71,8 +74,8 @@ class OkTopk(Reducer[OkTopkState]):
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.band[0] <= 1 <= self.band[1]:
             raise InputError(f"band must be positive and enclose 1, got {self.band}")
-        if self.skew < 1:
-            raise InputError(f"skew must be at least 1, got {self.skew}")
+        if self.skew < 1 or self.imbalance < 1:
+            raise InputError(f"skew and imbalance must be at least 1, got {self.skew} and {self.imbalance}")
 
     def start(self, numel: int, comm: Comm) -> OkTopkState:
         """See `Reducer.start`."""
@@ -81,8 +84,9 @@ class OkTopk(Reducer[OkTopkState]):
     def reduce(self, local: SparseVector, k: int, state: OkTopkState, comm: Comm) -> tuple[Reduced, OkTopkState]:
         """See `Reducer.reduce`."""
         channel = Channel(comm, local.numel, k)
-        if state.step % self.repartition_every == 0:  # 1
-            state = state._replace(bounds=self._balanced_bounds(local, comm))
+        if state.step >= state.cut_at:  # 1
+            bounds = self._balanced_bounds(local, comm)
+            state = state._replace(bounds=bounds, cut_at=state.step + self.repartition_every)
         owned = add(part for _, part in channel.scatter(local.split(state.bounds), state.bounds))  # 2
         if state.step >= state.evaluate_at:  # 3
             state = self._evaluated(owned, k, state, comm)
@@ -110,7 +114,9 @@ class OkTopk(Reducer[OkTopkState]):
         spread = Spread(points, owned.nnz, comm, descending=True)
         reusable = self._in_band(spread.count_before(state.threshold), k)
         interval = min(2 * state.interval, self.threshold_every) if reusable else 1
+        uneven = max(spread.counts) * comm.size > self.imbalance * spread.total
         return state._replace(
+            cut_at=state.step + 1 if uneven else state.cut_at,
             threshold=spread.at(k) if spread.total > k else 0.0,
             interval=interval,
             evaluate_at=state.step + interval,
