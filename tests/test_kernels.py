@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from gradsieve.kernels import cpu, kernels, reference
+from gradsieve.kernels import cpu, gaps, kernels, reference
 
 DTYPES = [torch.float32, torch.float64]
 NUMELS = [1, 31, 32, 33, 1000, 4099]
@@ -172,6 +173,21 @@ def test_sample_moments_and_points(dtype: torch.dtype, numel: int, threads: int)
     assert_same(cpu.descending_points(x, ranks), reference.descending_points(x, ranks))
     # Both sum in float64; the order differs.
     torch.testing.assert_close(cpu.moments(x), reference.moments(x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("indices", [[0], [5], [0, 1, 2], [7, 8, 4000, 4001, 2**31 - 2], list(range(3, 5000, 7))])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_gaps_read_back_as_written(dtype: torch.dtype, indices: list[int]) -> None:
+    run = torch.tensor(indices, dtype=dtype).numpy()
+    for low in (0, indices[0]):
+        chosen = gaps.plan(run, low)
+        for plan in {chosen, chosen._replace(width=chosen.wide, num_wide=0)}:
+            words = np.empty(plan.num_words(run.size) + 1, np.uint64)
+            gaps.encode(run, low, plan.width, plan.wide, words)
+            again = np.empty_like(run)
+            assert gaps.decode(words, low, 2**31 - 1, *plan, again)
+            assert (again == run).all()
+            assert words[-1] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -54,7 +54,7 @@ def test_gtopk_needs_no_power_of_two(size: int) -> None:
     assert results[0].total.nnz == 10
 
 
-def test_an_entry_costs_eight_bytes() -> None:
+def test_an_entry_costs_little_more_than_its_value() -> None:
     """The published exchange sends pairs of float64: sixteen bytes."""
 
     def rank(comm: Comm) -> int:
@@ -65,7 +65,7 @@ def test_an_entry_costs_eight_bytes() -> None:
         reducer(SparseVector(torch.arange(1000) * 7, torch.ones(1000), 100_000), 1000, state, counting)
         return counting.traffic.bytes_received
 
-    assert all(8000 <= received < 8100 for received in run_ranks(2, rank))
+    assert all(4000 <= received < 5000 for received in run_ranks(2, rank))
 
 
 def test_oktopk_clears_what_was_delivered_and_only_that() -> None:

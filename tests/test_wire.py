@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,8 +12,10 @@ from torch import Tensor
 
 from gradsieve import MessageError, MismatchError, SparseVector
 from gradsieve.comm import Comm
+from gradsieve.kernels.gaps import GapPlan
 from gradsieve.testing import run_ranks
 from gradsieve.wire import HEADER_BYTES, Channel
+from gradsieve.wire.indices import GAPS, PLAIN, IndexCode
 from gradsieve.wire.message import Expected, pack, unpack
 
 EXPECTED = Expected(rank=0, numel=50, k=5)
@@ -42,7 +46,7 @@ def test_round_trip_in_both_layouts(indices: list[int], dtype: torch.dtype) -> N
 
 def test_a_crowded_region_travels_as_its_values_alone() -> None:
     few, many = vector([20, 29], [1.0, 2.0]), vector(list(range(20, 29)), [1.0] * 9)
-    assert pack(few, EXPECTED, 20, 30).numel() == HEADER_BYTES + 2 * 8
+    assert pack(few, EXPECTED, 20, 30).numel() == HEADER_BYTES + 8 + 2 * 4
     assert pack(many, EXPECTED, 20, 30).numel() == HEADER_BYTES + 10 * 4
 
 
@@ -58,10 +62,15 @@ def test_indices_beyond_int32_travel_as_int64() -> None:
 GOOD = pack(vector([10, 11, 30], [1.0, 2.0, 3.0]), EXPECTED, 0, 50)
 BAD = {
     "too short": (GOOD[:7], "7 bytes are no message"),
-    "cut off": (GOOD[:-4], r"60 bytes came, 64 were announced"),
-    "too long": (torch.cat([GOOD, GOOD[:8]]), r"72 bytes came, 64 were announced"),
+    "cut off": (GOOD[:-4], "64 bytes came, 68 were announced"),
+    "too long": (torch.cat([GOOD, GOOD[:8]]), "76 bytes came, 68 were announced"),
     "not ours": (with_word(GOOD, 0, 12345), "unknown header 0x3039"),
     "negative count": (with_word(GOOD, 4, -3), "-3 entries announced"),
+    "unknown index code": (with_word(GOOD, 5, 7), "unknown index code 0x7"),
+    "no gap width": (with_word(GOOD, 5, 1), "unknown index code 0x1"),
+    "huge gap width": (with_word(GOOD, 5, 1 | 60 << 8 | 60 << 16), "unknown index code"),
+    "more wide gaps than entries": (with_word(GOOD, 5, 1 | 5 << 8 | 5 << 16 | 4 << 24), "unknown index code"),
+    "region elsewhere": (with_word(GOOD, 3, 60), "unknown index code .* from 60"),
     "huge count": (with_word(GOOD, 4, 1 << 60), "entries announced, at most 50"),
 }
 
@@ -83,16 +92,60 @@ def test_disagreement_names_both_sides() -> None:
 
 
 @pytest.mark.parametrize("indices", [[50, 51, 52], [-1, 3, 4], [5, 5, 6], [9, 8, 20], [2**31 - 1, 0, 1]])
-def test_indices_out_of_range_or_order_are_refused(indices: list[int]) -> None:
-    message = GOOD.clone()
-    message[-12:].view(torch.int32)[:] = torch.tensor(indices, dtype=torch.int32)
-    with pytest.raises(MessageError, match=r"strictly increasing in \[0, 50\)"):
-        unpack(message, EXPECTED, 0, 50, source=1)
+def test_plain_indices_out_of_range_or_order_are_refused(indices: list[int]) -> None:
+    plain = IndexCode(PLAIN, 3, 4)
+    data = plain.write(torch.tensor(indices, dtype=torch.int32), 0)
+    assert "strictly increasing in [0, 50)" in plain.read(data, 50, 0, 50)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (GapPlan(8, 8, 0), [0xFF]),  # a wide gap that is not there
+        (GapPlan(4, 8, 1), [0x0, 0x5]),  # a wide gap that nobody refers to
+        (GapPlan(8, 8, 0), [0x31]),  # index 49 is the last that is allowed; then 50 follows
+        (GapPlan(4, 40, 1), [0xF, (1 << 40) - 1]),  # far beyond
+    ],
+)
+def test_gaps_that_make_no_sense_are_refused(code: GapPlan, words: list[int]) -> None:
+    data = torch.tensor(words, dtype=torch.int64).view(torch.uint8)
+    assert "do not stay within [0, 50)" in IndexCode(GAPS, 2, 4, code).read(data, 50, 0, 50)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(0, 2**31 - 2), unique=True, min_size=1, max_size=60),
+    st.integers(0, 10**6),
+    st.sampled_from([2**31 - 1, 2**33]),
+)
+def test_indices_come_back_from_the_smallest_code(drawn: list[int], low: int, numel: int) -> None:
+    dtype = torch.int32 if numel < 2**31 else torch.int64
+    indices = torch.tensor(sorted(i for i in drawn if i >= low), dtype=dtype)
+    code = IndexCode.smallest(indices, low)
+    data = code.write(indices, low)
+    assert data.numel() == code.num_bytes <= (indices.numel() * dtype.itemsize + 7) // 8 * 8
+    again = IndexCode.from_word(code.word, indices.numel(), numel)
+    assert again is not None
+    assert torch.equal(again.read(data, numel, low, numel), indices)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.02, 0.1])
+def test_indices_cost_little_more_than_their_entropy(density: float) -> None:
+    numel = 1_000_000
+    generator = torch.Generator().manual_seed(0)
+    uniform = torch.rand(numel, generator=generator) < density
+    stretches = (torch.rand(numel // 1000, generator=generator) < 4 * density).repeat_interleave(1000)
+    clustered = stretches & (torch.rand(numel, generator=generator) < 0.25)
+    for chosen in (uniform, clustered):
+        indices = chosen.nonzero().flatten().int()
+        share = indices.numel() / numel
+        entropy_bits = -numel * (share * math.log2(share) + (1 - share) * math.log2(1 - share))
+        assert 8 * IndexCode.smallest(indices, 0).num_bytes <= 1.25 * entropy_bits
 
 
 def test_indices_must_lie_in_the_receivers_own_region() -> None:
-    with pytest.raises(MessageError, match=r"index 30 at position 2.* in \[10, 20\)"):
-        unpack(GOOD, EXPECTED, 10, 20, source=1)
+    with pytest.raises(MessageError, match=r"gaps that do not stay within \[0, 20\)"):
+        unpack(GOOD, EXPECTED, 0, 20, source=1)
     crowded = pack(vector(list(range(20, 30)), [1.0] * 10), EXPECTED, 20, 30)
     with pytest.raises(MessageError, match=r"range \[20, 30\) is not within \[10, 25\)"):
         unpack(crowded, EXPECTED, 10, 25, source=1)

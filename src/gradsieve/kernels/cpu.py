@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gradsieve.kernels import loops
+from gradsieve.kernels import runs as sorted_runs
 from gradsieve.kernels.lanes import LANES, STORE_ALIGNMENT_BYTES
 from gradsieve.kernels.reference import Entries, index_dtype
 
@@ -80,7 +81,7 @@ def sum_runs(runs: Sequence[Entries]) -> Entries:
     indices, values = _joined(runs)
     bounds = np.cumsum([0] + [run[0].numel() for run in runs])
     out = _empty_like(indices, values, indices.numel())
-    found = loops.sum_runs(*_arrays(indices, values), bounds, *_arrays(*out))
+    found = sorted_runs.sum_runs(*_arrays(indices, values), bounds, *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 
@@ -88,20 +89,20 @@ def above(entries: Entries, floor: float) -> Entries:
     """See `reference.above`."""
     out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
     threshold = _floor(floor, entries[1].numpy().dtype)
-    found = loops.above(*_arrays(*entries), threshold, *_arrays(*out))
+    found = sorted_runs.above(*_arrays(*entries), threshold, *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 
 def exclude(entries: Entries, other: Tensor) -> Entries:
     """See `reference.exclude`."""
     out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
-    found = loops.exclude(*_arrays(*entries), other.numpy(), *_arrays(*out))
+    found = sorted_runs.exclude(*_arrays(*entries), other.numpy(), *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 
 def first_disorder(indices: Tensor, low: int, high: int) -> int:
     """See `reference.first_disorder`."""
-    return int(loops.first_disorder(indices.numpy(), low, high))
+    return int(sorted_runs.first_disorder(indices.numpy(), low, high))
 
 
 def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:

@@ -127,6 +127,16 @@ def count_set(typingctx: Any, mask: Any) -> Any:
 
 
 @intrinsic
+def count_leading_zeros(typingctx: Any, word: Any) -> Any:
+    """How many zero bits precede the highest set bit of a 64-bit word that is not zero."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
 def drain_stores(typingctx: Any) -> Any:
     """Make streamed stores visible to other threads before they are told of them."""
 

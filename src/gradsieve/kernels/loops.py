@@ -1,4 +1,4 @@
-"""The hot loops, compiled by Numba, over NumPy arrays: no checks here, callers size every buffer.
+"""The hot loops over dense vectors, compiled by Numba: no checks here, callers size every buffer.
 
 Each releases the GIL. A loop that collects entries is given room for some of them and returns how many there are:
 when that is more than the room less one vector of lanes, some were only counted and the caller tries again with more.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, uint32, uint64
+from numba import njit, uint32
 
 from gradsieve.kernels.lanes import (
     LANES,
@@ -23,7 +23,6 @@ from gradsieve.kernels.lanes import (
 )
 
 RADIX_BITS = 11
-WINDOW_ENTRIES = 4096  # 16 KB of float32: half of a first-level cache
 
 _compiled = njit(nogil=True, cache=True)
 _inlined = njit(nogil=True, cache=True, inline="always")
@@ -147,99 +146,6 @@ def cut(
                 dropped_values[dropped] = values[j]
             dropped += 1
     return kept, dropped
-
-
-@_compiled
-def above(indices: Any, values: Any, floor: Any, out_indices: Any, out_values: Any) -> int:
-    """The entries that are not below `floor`."""
-    found = 0
-    for j in range(indices.size):
-        out_indices[found] = indices[j]
-        out_values[found] = values[j]
-        found += not abs(values[j]) < floor
-    return found
-
-
-@_compiled
-def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_values: Any) -> int:
-    """Add sorted runs, laid end to end between `bounds`, in their order.
-
-    Window by window over the index space: the entries of all runs are added into a dense window that stays in cache, a
-    bit is set for each, and the bits are read off. Merging two runs at a time costs a missed branch an entry and
-    log(runs) passes; this takes half the time for four runs, and does not grow with more.
-    """
-    window = np.zeros(WINDOW_ENTRIES, values.dtype)
-    touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
-    positions = bounds[:-1].copy()
-    found = 0
-    while True:
-        start = _lowest_index(indices, positions, bounds)
-        if start < 0:
-            return found
-        start -= start % WINDOW_ENTRIES
-        for run in range(positions.size):
-            position = positions[run]
-            while position < bounds[run + 1] and indices[position] < start + WINDOW_ENTRIES:
-                place = np.int64(indices[position]) - start
-                window[place] += values[position]
-                touched[place >> 6] |= uint64(1) << uint64(place & 63)
-                position += 1
-            positions[run] = position
-        for word in range(touched.size):
-            bits = touched[word]
-            touched[word] = 0
-            while bits:
-                place = 64 * word + lowest_set(bits)
-                out_indices[found] = start + place
-                out_values[found] = window[place]
-                window[place] = 0
-                found += 1
-                bits &= bits - uint64(1)
-
-
-@_inlined
-def _lowest_index(indices: Any, positions: Any, bounds: Any) -> Any:
-    """The lowest index that no run has passed yet; -1 if there is none."""
-    lowest = np.int64(-1)
-    for run in range(positions.size):
-        if positions[run] < bounds[run + 1]:
-            index = np.int64(indices[positions[run]])
-            if lowest < 0 or index < lowest:
-                lowest = index
-    return lowest
-
-
-@_compiled
-def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values: Any) -> int:
-    """The entries whose index is not in the sorted `other`."""
-    found = 0
-    i = 0
-    j = 0
-    while i < indices.size and j < other.size:
-        index = indices[i]
-        excluded = other[j]
-        out_indices[found] = index
-        out_values[found] = values[i]
-        found += index < excluded
-        i += index <= excluded
-        j += excluded <= index
-    for rest in range(i, indices.size):
-        out_indices[found] = indices[rest]
-        out_values[found] = values[rest]
-        found += 1
-    return found
-
-
-@_compiled
-def first_disorder(indices: Any, low: int, high: int) -> int:
-    """The first position whose index is out of `[low, high)` or not above the one before; -1 if there is none."""
-    previous = np.int64(low) - 1
-    for position in range(indices.size):
-        index = np.int64(indices[position])
-        if index <= previous or index >= high:
-            return position
-        previous = index
-    return -1
 
 
 @_compiled

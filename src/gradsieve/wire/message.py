@@ -1,8 +1,8 @@
 """A sparse vector as one contiguous buffer, and back.
 
-A message is a header of five 64-bit words, then the entries. Two layouts, the smaller is taken: `pairs` has values and
-indices, `range` has the values of a whole index range. There +0 means no entry; an entry whose value is zero (a sum
-that cancelled) travels as -0, so that both layouts give back exactly the entries that were sent.
+A message is a header of six 64-bit words, then the entries. Two layouts, the smaller is taken: `pairs` has indices (see
+`indices`) and values, `range` has the values of a whole index range. There +0 means no entry; an entry whose value is
+zero (a sum that cancelled) travels as -0, so that both layouts give back exactly the entries that were sent.
 
 Everything that arrives is checked against the header, the header against what this rank expects, and every index
 against the range it may lie in, before it is used.
@@ -11,16 +11,18 @@ against the range it may lie in, before it is used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradsieve.errors import MessageError, MismatchError
-from gradsieve.kernels import index_dtype, kernels
+from gradsieve.kernels import index_dtype
 from gradsieve.vector import SparseVector
+from gradsieve.wire.indices import IndexCode
 
-HEADER_WORDS = 5
+HEADER_WORDS = 6
 HEADER_BYTES = 8 * HEADER_WORDS
 
 _MAGIC = 0x6753  # "gS"
@@ -29,8 +31,6 @@ _PAIRS, _RANGE = 0, 1
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _VALUE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-T = TypeVar("T", Tensor, torch.dtype)
-
 
 class Header(NamedTuple):
     """What the receiver must know to read the rest."""
@@ -38,8 +38,9 @@ class Header(NamedTuple):
     kind: int  # magic, version, layout, dtype: one byte each but the first
     numel: int
     k: int
-    low: int  # first index of a range
+    low: int  # of the range that the entries lie in
     num_entries: int
+    index_code: int
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ class Expected:
 def pack(vector: SparseVector, expected: Expected, low: int, high: int) -> Tensor:
     """A message with the entries of a vector, all of which lie in `[low, high)`."""
     values = vector.values
-    pair_bytes = values.element_size() + index_dtype(vector.numel).itemsize
-    if (high - low) * values.element_size() < vector.nnz * pair_bytes:
+    code = IndexCode.smallest(vector.indices, low)
+    if (high - low) * values.element_size() < code.num_bytes + vector.nnz * values.element_size():
         dense = torch.zeros(high - low, dtype=values.dtype, device=values.device)
         dense[vector.indices - low] = torch.where(values == 0, -0.0, values)
-        return _join(_header(_RANGE, dense, expected, low), dense)
-    return _join(_header(_PAIRS, values, expected, low), *_widest_first(vector.indices, values))
+        return _join(_header(_RANGE, dense, expected, low, 0), dense)
+    return _join(_header(_PAIRS, values, expected, low, code.word), code.write(vector.indices, low), values)
 
 
 def unpack(message: Tensor, expected: Expected, low: int, high: int, source: int) -> SparseVector:
@@ -96,34 +97,32 @@ class _Reader:
         return layout, _VALUE_DTYPES[dtype], header
 
     def pairs(self, dtype: torch.dtype, header: Header, low: int, high: int) -> SparseVector:
-        kinds = _widest_first(index_dtype(header.numel), dtype)
-        first, second = self.arrays(*((kind, header.num_entries) for kind in kinds))
-        indices, values = (second, first) if kinds[0] is dtype else (first, second)
-        position = kernels(values).first_disorder(indices, low, high)
-        if position >= 0:
-            raise self.malformed(
-                f"index {int(indices[position])} at position {position}, "
-                f"indices must be strictly increasing in [{low}, {high})"
-            )
-        return SparseVector.trusted((indices, values), header.numel)
+        code = IndexCode.from_word(header.index_code, header.num_entries, header.numel)
+        if code is None or not low <= header.low <= high:
+            raise self.malformed(f"unknown index code {header.index_code:#x} from {header.low}")
+        packed, values = self.parts(code.num_bytes, header.num_entries * dtype.itemsize)
+        indices = code.read(packed, header.numel, header.low, high)
+        if isinstance(indices, str):
+            raise self.malformed(indices)
+        return SparseVector.trusted((indices, values.view(dtype)), header.numel)
 
     def range(self, dtype: torch.dtype, header: Header, low: int, high: int) -> SparseVector:
         if header.low < low or header.low + header.num_entries > high:
             raise self.malformed(
                 f"range [{header.low}, {header.low + header.num_entries}) is not within [{low}, {high})"
             )
-        (values,) = self.arrays((dtype, header.num_entries))
+        (data,) = self.parts(header.num_entries * dtype.itemsize)
+        values = data.view(dtype)
         positions = values.view(_BITS[dtype.itemsize]).nonzero().flatten()
         indices = (positions + header.low).to(index_dtype(header.numel))
         return SparseVector.trusted((indices, values[positions] + 0.0), header.numel)
 
-    def arrays(self, *kinds: tuple[torch.dtype, int]) -> list[Tensor]:
-        """The parts after the header, as views; their lengths must fill the message exactly."""
-        sizes = [dtype.itemsize * count for dtype, count in kinds]
-        if HEADER_BYTES + sum(sizes) != self.message.numel():
-            raise self.malformed(f"{self.message.numel()} bytes came, {HEADER_BYTES + sum(sizes)} were announced")
-        parts = torch.split(self.message[HEADER_BYTES:], sizes)
-        return [part.view(dtype) for part, (dtype, _) in zip(parts, kinds, strict=True)]
+    def parts(self, *sizes: int) -> tuple[Tensor, ...]:
+        """What follows the header, as views; the sizes must fill the message exactly."""
+        announced = HEADER_BYTES + sum(sizes)
+        if announced != self.message.numel():
+            raise self.malformed(f"{self.message.numel()} bytes came, {announced} were announced")
+        return torch.split(self.message[HEADER_BYTES:], list(sizes))
 
     def malformed(self, what: str) -> MessageError:
         return MessageError(f"rank {self.expected.rank}: malformed message from rank {self.source}: {what}")
@@ -135,16 +134,14 @@ class _Reader:
         )
 
 
-def _header(layout: int, values: Tensor, expected: Expected, low: int) -> Tensor:
+def _header(layout: int, values: Tensor, expected: Expected, low: int, index_code: int) -> Tensor:
     kind = _MAGIC << 24 | _VERSION << 16 | layout << 8 | _VALUE_DTYPES.index(values.dtype)
-    header = Header(kind, expected.numel, expected.k, low, values.numel())
+    header = Header(kind, expected.numel, expected.k, low, values.numel(), index_code)
     return torch.tensor(header, dtype=torch.int64, device=values.device)
 
 
 def _join(*parts: Tensor) -> Tensor:
-    return torch.cat([part.view(torch.uint8) for part in parts])
-
-
-def _widest_first(indices: T, values: T) -> tuple[T, T]:
-    """Wider words first, so that both arrays are aligned after the header whatever their length."""
-    return (values, indices) if values.itemsize >= indices.itemsize else (indices, values)
+    data = [part.view(torch.uint8) for part in parts]
+    if data[0].device.type == "cpu":  # `torch.cat` shares out even short vectors and then waits for a busy core
+        return torch.from_numpy(np.concatenate([part.numpy() for part in data]))
+    return torch.cat(data)
