@@ -17,11 +17,13 @@ from gradsieve.kernels import cpu, gaps, kernels, reference
 
 DTYPES = [torch.float32, torch.float64]
 NUMELS = [1, 31, 32, 33, 1000, 4099]
-LARGE = 2 * cpu.CHUNK_ENTRIES + 77  # enough for two threads to share
+SMALL_CHUNK = 4096
+LARGE = 2 * SMALL_CHUNK + 77  # enough for two threads to share
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(cpu, "CHUNK_ENTRIES", SMALL_CHUNK)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

@@ -21,7 +21,7 @@ from gradsieve.kernels.lanes import LANES, STORE_ALIGNMENT_BYTES
 from gradsieve.kernels.reference import Entries, index_dtype
 
 DTYPES = (torch.float32, torch.float64)
-CHUNK_ENTRIES = 1 << 18  # below this a second thread costs more than it saves
+CHUNK_ENTRIES = 1 << 23  # a thread's least share: with less, torch's OpenMP workers still spin on the core it needs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

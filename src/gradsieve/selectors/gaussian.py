@@ -23,7 +23,7 @@ from gradsieve.selectors.protocol import NoState, Stateless
 from gradsieve.selectors.search import top_entries
 from gradsieve.vector import SparseVector
 
-BISECTIONS = 24
+BISECTIONS = 12  # of a range of 64 to 1: a thousandth of the threshold
 
 
 def normal_threshold(mean: float, deviation: float, fraction: float) -> float:
