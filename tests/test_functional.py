@@ -101,6 +101,58 @@ def test_bad_input_gets_one_sentence(name: str) -> None:
         run_ranks(2, rank)
 
 
+@pytest.mark.parametrize("name", [n for n in RECIPES if n != "dense"])
+def test_the_state_of_another_gradient_is_refused(name: str) -> None:
+    """Kernels do not check lengths: a mixed-up state would have them read past the end."""
+
+    def rank(comm: Comm) -> None:
+        state = allreduce(torch.ones(1000), name, density=0.1, comm=comm).state
+        for other in (torch.ones(999), torch.ones(1001), torch.ones(1000).double()):
+            with pytest.raises(InputError, match="the state belongs to another gradient: it has 1000 entries"):
+                allreduce(other, name, density=0.1, comm=comm, state=state)
+
+    run_ranks(1, rank)
+
+
+def test_oktopk_refuses_a_state_for_another_length() -> None:
+    def rank(comm: Comm) -> None:
+        reducer = REDUCERS["oktopk"]()
+        state = reducer.init(20, comm)
+        with pytest.raises(InputError, match="rank 0: the state is for numel 20, got numel 30"):
+            reducer(SparseVector(torch.tensor([25]), torch.ones(1), 30), 5, state, comm)
+
+    run_ranks(1, rank)
+
+
+def test_a_step_needs_two_floats_a_parameter_beyond_the_gradient() -> None:
+    """Residual and spare; whatever else is proportional to k. Measured in a process of its own."""
+    code = """
+import resource, torch, gradsieve
+from gradsieve.testing import run_ranks
+
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def steps(grad, comm):
+    state = None
+    for _ in range(4):
+        _, state = gradsieve.sparse_allreduce(grad, density=0.01, comm=comm, state=state, out=grad)
+        grad.normal_()
+
+def rank(comm):
+    steps(torch.randn(300_000), comm)  # compiles what the measured steps use: the compiler needs memory too
+    grad = torch.randn(40_000_000)
+    before = peak_bytes()
+    steps(grad, comm)
+    return (peak_bytes() - before) / (4 * grad.numel())
+
+print(run_ranks(1, rank)[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
+    # k is 1 % of the entries: candidates, picks, message and total are some tens of bytes each.
+    assert float(done.stdout) < 2.3
+
+
 @pytest.mark.parametrize("name", REDUCERS)
 def test_lengths_that_differ_are_named_on_every_rank(name: str) -> None:
     def rank(comm: Comm) -> str:
@@ -119,7 +171,7 @@ def test_lengths_and_k_that_differ_later_are_noticed_in_the_exchange(name: str) 
         state = reducer.init(20, comm)
         reducer(SparseVector(torch.tensor([1]), torch.ones(1), numel), k, state, comm)
 
-    with pytest.raises(MismatchError, match="numel must be the same on all ranks"):
+    with pytest.raises((MismatchError, InputError), match="numel must be the same on all ranks|state is for numel 20"):
         run_ranks(2, lambda comm: rank(comm, 20 + comm.rank, 5))
     with pytest.raises(MismatchError, match="k must be the same on all ranks"):
         run_ranks(2, lambda comm: rank(comm, 20, 5 + comm.rank))

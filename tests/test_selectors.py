@@ -225,6 +225,18 @@ def test_everything_passes_the_vector_on_without_a_copy() -> None:
     assert local.values is x
 
 
+@pytest.mark.parametrize("name", SELECTORS)
+def test_bad_input_is_refused_before_a_kernel_sees_it(name: str) -> None:
+    selector = SELECTORS[name]()
+    state = selector.init(10)
+    for bad in (torch.ones(2, 5), torch.ones(20)[::2], torch.ones(10).int()):
+        with pytest.raises(InputError, match="needs a 1-D, contiguous, floating point tensor, got shape"):
+            selector(bad, 1, state)
+    for k in (0, 11):
+        with pytest.raises(InputError, match=rf"k must be in \[1, numel = 10\], got {k}"):
+            selector(torch.ones(10), k, state)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [

@@ -57,6 +57,12 @@ def test_a_full_vector_holds_no_indices_and_no_copy() -> None:
     assert [part.indices.tolist() for part in full.split([0, 2, 3])] == [[0, 1], [2]]
 
 
+def test_a_vector_is_written_only_where_it_fits() -> None:
+    for bad in (torch.ones(9), torch.ones(20)[::2], torch.ones(2, 5)):
+        with pytest.raises(InputError, match="a vector of 10 entries needs a contiguous tensor of that length"):
+            vector({9: 1.0}).write_to_(bad)
+
+
 def test_top_keeps_the_lower_index_among_equals() -> None:
     kept, dropped = vector({1: 2.0, 3: -2.0, 4: 5.0, 7: 2.0}).top(2)
     assert (entries(kept), entries(dropped)) == ({1: 2.0, 4: 5.0}, {3: -2.0, 7: 2.0})

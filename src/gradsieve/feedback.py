@@ -91,6 +91,7 @@ class Residual:
         self, grad: Tensor, out: Tensor, state: ResidualState, floor: float | None, expected: int
     ) -> tuple[Tensor, Entries | None]:
         """See `Feedback.accumulate`."""
+        _check_like(grad, state.residual)
         return state.spare, _add(state.residual, grad, state.spare, floor, expected)
 
     def settle(
@@ -136,6 +137,7 @@ class MomentumResidual:
         self, grad: Tensor, out: Tensor, state: MomentumState, floor: float | None, expected: int
     ) -> tuple[Tensor, Entries | None]:
         """See `Feedback.accumulate`."""
+        _check_like(grad, state.residual)
         self._velocity(grad, state.velocity, out=state.spare)
         return state.spare.add_(state.residual), None
 
@@ -165,6 +167,15 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _wide_zeros(grad: Tensor, count: int) -> list[Tensor]:
     return [torch.zeros_like(grad, dtype=_wide(grad.dtype)) for _ in range(count)]
+
+
+def _check_like(grad: Tensor, residual: Tensor) -> None:
+    """Kernels do not check: a state of another gradient would have them read past its end."""
+    if grad.shape != residual.shape or _wide(grad.dtype) != residual.dtype or grad.device != residual.device:
+        raise InputError(
+            f"the state belongs to another gradient: it has {residual.numel()} entries, {residual.dtype}, "
+            f"{residual.device}; the gradient has shape {tuple(grad.shape)}, {grad.dtype}, {grad.device}"
+        )
 
 
 def _add(residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int) -> Entries | None:

@@ -93,6 +93,11 @@ class SparseVector:
 
     def write_to_(self, dense: Tensor) -> None:
         """Overwrite a dense tensor with this vector, zeros included."""
+        if dense.shape != (self.numel,) or not dense.is_contiguous():
+            raise InputError(
+                f"a vector of {self.numel} entries needs a contiguous tensor of that length to be written to, "
+                f"got shape {tuple(dense.shape)}, stride {dense.stride()}"
+            )
         if self.is_full:
             dense.copy_(self.values)
         else:

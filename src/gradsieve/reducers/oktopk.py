@@ -83,6 +83,8 @@ class OkTopk(Reducer[OkTopkState]):
 
     def reduce(self, local: SparseVector, k: int, state: OkTopkState, comm: Comm) -> tuple[Reduced, OkTopkState]:
         """See `Reducer.reduce`."""
+        if state.bounds[-1] != local.numel:
+            raise InputError(f"rank {comm.rank}: the state is for numel {state.bounds[-1]}, got numel {local.numel}")
         channel = Channel(comm, local.numel, k)
         if state.step >= state.cut_at:  # 1
             bounds = self._balanced_bounds(local, comm)

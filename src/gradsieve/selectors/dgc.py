@@ -32,10 +32,10 @@ class Dgc(Stateless):
         if self.tolerance < 1:
             raise InputError(f"tolerance must be at least 1, got {self.tolerance}")
 
-    def __call__(
-        self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None = None
+    def select(
+        self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None
     ) -> tuple[SparseVector, NoState]:
-        """See `Selector.__call__`."""
+        """See `Selector.select`."""
         numel = accumulated.numel()
         looked_at = kernels(accumulated).sample(
             accumulated, max(self.min_sample_entries, int(numel * self.sample_fraction))

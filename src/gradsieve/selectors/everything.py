@@ -15,8 +15,8 @@ from gradsieve.vector import SparseVector
 class Everything(Stateless):
     """Passes the dense vector on, without index arrays."""
 
-    def __call__(
-        self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None = None
+    def select(
+        self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None
     ) -> tuple[SparseVector, NoState]:
-        """See `Selector.__call__`."""
+        """See `Selector.select`."""
         return SparseVector.full(accumulated), state

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gradsieve.kernels import Entries
+from gradsieve.selectors.protocol import Selector
 from gradsieve.selectors.search import top_entries
 from gradsieve.vector import SparseVector
 
@@ -23,7 +24,7 @@ class ExactState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Selector[ExactState]):
     """Picks the k entries of largest magnitude."""
 
     slack: float = 0.95  # the floor is this times the last k-th magnitude; lower: fewer misses, more candidates
@@ -36,9 +37,9 @@ class Exact:
         """See `Selector.floor`."""
         return None if state.kth is None else state.kth * self.slack
 
-    def __call__(
-        self, accumulated: Tensor, k: int, state: ExactState, candidates: Entries | None = None
+    def select(
+        self, accumulated: Tensor, k: int, state: ExactState, candidates: Entries | None
     ) -> tuple[SparseVector, ExactState]:
-        """See `Selector.__call__`."""
+        """See `Selector.select`."""
         entries, kth = top_entries(accumulated, k, candidates)
         return SparseVector.trusted(entries, accumulated.numel()), ExactState(kth)

@@ -52,10 +52,10 @@ class Gaussian(Stateless):
     sample_entries: int = 1 << 17  # entries the correction looks at; more holds the band closer, costs more
     max_passes: int = 4  # passes over the data before the exact magnitude is computed
 
-    def __call__(
-        self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None = None
+    def select(
+        self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None
     ) -> tuple[SparseVector, NoState]:
-        """See `Selector.__call__`."""
+        """See `Selector.select`."""
         fast = kernels(accumulated)
         fraction = k / accumulated.numel()
         threshold = normal_threshold(*fast.moments(accumulated), fraction)

@@ -22,10 +22,10 @@ class GaussianPaper(Stateless):
 
     corrections: int = 3  # how often the threshold may be halved or raised by half
 
-    def __call__(
-        self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None = None
+    def select(
+        self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None
     ) -> tuple[SparseVector, NoState]:
-        """See `Selector.__call__`."""
+        """See `Selector.select`."""
         fast = kernels(accumulated)
         numel = accumulated.numel()
         mean, deviation = fast.moments(accumulated)

@@ -6,42 +6,55 @@ so a NaN on one rank reaches every rank in the exchange itself, and all can agre
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from gradsieve.errors import InputError
 from gradsieve.kernels import Entries
 from gradsieve.vector import SparseVector
 
 S = TypeVar("S")
 
 
-class Selector(Protocol[S]):
+class Selector(ABC, Generic[S]):
     """Dense to sparse, about k of n. Settings are frozen; state goes in and comes out."""
 
+    @abstractmethod
     def init(self, numel: int) -> S:
         """The state before the first step."""
-        ...
 
+    @abstractmethod
     def floor(self, state: S) -> float | None:
         """A magnitude below which this step will likely pick nothing; None if there is no telling.
 
         Feedback collects the entries above it in the pass that adds the gradient in, which spares a pass here.
         """
-        ...
 
     def __call__(
         self, accumulated: Tensor, k: int, state: S, candidates: Entries | None = None
     ) -> tuple[SparseVector, S]:
         """The picked entries. `candidates`: all that are not below `floor(state)`, if they have been collected."""
-        ...
+        if accumulated.dim() != 1 or not accumulated.dtype.is_floating_point or not accumulated.is_contiguous():
+            raise InputError(
+                f"a selector needs a 1-D, contiguous, floating point tensor, got shape {tuple(accumulated.shape)}, "
+                f"stride {accumulated.stride()}, {accumulated.dtype}"
+            )
+        if not 1 <= k <= accumulated.numel():
+            raise InputError(f"k must be in [1, numel = {accumulated.numel()}], got {k}")
+        return self.select(accumulated, k, state, candidates)
+
+    @abstractmethod
+    def select(self, accumulated: Tensor, k: int, state: S, candidates: Entries | None) -> tuple[SparseVector, S]:
+        """The rule."""
 
 
 class NoState(NamedTuple):
     """Nothing to remember."""
 
 
-class Stateless:
+class Stateless(Selector[NoState]):
     """Base of rules that look at the present only."""
 
     def init(self, numel: int) -> NoState:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradsieve.kernels import Entries, index_dtype, kernels
+from gradsieve.selectors.protocol import Selector
 from gradsieve.vector import SparseVector
 
 
@@ -23,7 +24,7 @@ class RandomState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(Selector[RandomState]):
     """Picks k entries by lot."""
 
     seed: int = 0  # must be the same on all ranks, or their picks do not meet
@@ -36,10 +37,10 @@ class Random:
         """See `Selector.floor`."""
         return None
 
-    def __call__(
-        self, accumulated: Tensor, k: int, state: RandomState, candidates: Entries | None = None
+    def select(
+        self, accumulated: Tensor, k: int, state: RandomState, candidates: Entries | None
     ) -> tuple[SparseVector, RandomState]:
-        """See `Selector.__call__`."""
+        """See `Selector.select`."""
         entries = self._broken(accumulated) or self._drawn(accumulated, k, state.step)
         return SparseVector.trusted(entries, accumulated.numel()), RandomState(state.step + 1)
 

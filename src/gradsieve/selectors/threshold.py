@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gradsieve.errors import InputError
 from gradsieve.kernels import Entries, kernels
+from gradsieve.selectors.protocol import Selector
 from gradsieve.selectors.search import top_entries
 from gradsieve.vector import SparseVector
 
@@ -31,7 +32,7 @@ class ThresholdState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(Selector[ThresholdState]):
     """Picks what is not below a threshold that is evaluated now and then and reused in between."""
 
     period: int = 32  # steps between exact evaluations; more saves passes, fewer follows changes closer
@@ -56,10 +57,10 @@ class Threshold:
             return None
         return state.threshold * (EXACT_SLACK if self._due(state) else 1.0)
 
-    def __call__(
-        self, accumulated: Tensor, k: int, state: ThresholdState, candidates: Entries | None = None
+    def select(
+        self, accumulated: Tensor, k: int, state: ThresholdState, candidates: Entries | None
     ) -> tuple[SparseVector, ThresholdState]:
-        """See `Selector.__call__`."""
+        """See `Selector.select`."""
         numel = accumulated.numel()
         threshold = state.threshold
         if threshold is not None and not self._due(state):
