@@ -73,7 +73,7 @@ def test_reduce_rows(capsys: pytest.CaptureFixture[str]) -> None:
         assert by_name[name]["messages_per_rank"] == 2
         assert by_name[name]["calls_per_step"] == 1
     assert by_name["topka"]["messages_per_rank"] == 1
-    assert 8 * 50 <= by_name["topka"]["bytes_received_per_rank"] < 8 * 50 + 100
+    assert 4 * 50 < by_name["topka"]["bytes_received_per_rank"] < 8 * 50  # values, and gaps for indices
     assert 0 < by_name["oktopk"]["calls_per_step"] <= 4
 
 
