@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -79,6 +80,7 @@ def run_workers(size: int, work: Work, *arguments: Any, on_report: Tell | None =
     with tempfile.TemporaryDirectory(prefix="gradsieve-") as folder:
         staff = _Staff(size, Path(folder) / "store", work, arguments)
         try:
+            staff.start()
             return staff.results(on_report or (lambda content: None))
         finally:
             staff.dismiss()
@@ -88,15 +90,18 @@ class _Staff:
     """The processes and the parent's ends of their pipes."""
 
     def __init__(self, size: int, store: Path, work: Work, arguments: tuple[Any, ...]) -> None:
-        context = multiprocessing.get_context("spawn")
+        self.size = size
+        self.seat = (size, str(store), work, arguments)
         self.processes: list[BaseProcess] = []
         self.pipes: dict[Connection, int] = {}
         self.finished: dict[int, Any] = {}
-        with _interrupts_ignored():
-            for rank in range(size):
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        with _interrupts_held_back():
+            for rank in range(self.size):
                 ours, theirs = context.Pipe(duplex=False)
-                seat = (theirs, rank, size, str(store), work, arguments)
-                process = context.Process(target=_worker_main, args=seat, daemon=True)
+                process = context.Process(target=_worker_main, args=(theirs, rank, *self.seat), daemon=True)
                 process.start()
                 theirs.close()
                 self.processes.append(process)
@@ -109,12 +114,12 @@ class _Staff:
                 failure = self._heard(pipe, on_report)
                 if failure is not None:
                     raise WorkerError(self._cause(failure).sentence)
-        return [self.finished[rank] for rank in range(len(self.processes))]
+        return [self.finished[rank] for rank in range(self.size)]
 
     def dismiss(self) -> None:
         """End what still runs, politely first."""
         for process in self.processes:
-            if len(self.finished) < len(self.processes):
+            if len(self.finished) < self.size:
                 process.terminate()
         for process in self.processes:
             process.join(10)
@@ -219,16 +224,17 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Processes started meanwhile ignore Ctrl-C for good: the parent hears it, and ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _interrupts_held_back() -> Iterator[None]:
+    """Processes started meanwhile never hear Ctrl-C: the parent does, if only afterwards, and ends them.
+
+    Blocked, not ignored: an ignored Ctrl-C would be lost to the parent too.
+    """
+    resource_tracker.ensure_running()  # or starting the first process would start it, and unblock
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _loopback() -> str:
