@@ -148,7 +148,6 @@ def group_ends(group: int) -> bool:
     return False
 
 
-@pytest.mark.skipif(os.name != "posix", reason="sends a signal to a process group")
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.2, 6.0], ids=["at once", "while workers start", "while they work"])
 def test_interrupt_ends_workers_quietly(tmp_path: Path, delay_seconds: float) -> None:
     """Also while the workers are being started, when an interrupt that is only ignored would be lost."""

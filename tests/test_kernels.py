@@ -145,12 +145,11 @@ def test_first_disorder(dtype: torch.dtype, indices: list[int], position: int) -
 
 @pytest.mark.parametrize("numel", [*NUMELS, LARGE])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_write_scatter_and_settle(dtype: torch.dtype, numel: int, threads: int) -> None:
+def test_write_and_settle(dtype: torch.dtype, numel: int, threads: int) -> None:
     sent, values = picks(numel, (numel + 1) // 2, dtype, 3)
     leftover = sent[::2].contiguous(), (sent[::2] % 3 + 1).to(dtype)  # the same as sent in a third of the places
     for name, arguments in {
         "write_sparse_": (sent, values),
-        "scatter_add_": (sent, values),
         "settle_": ((sent, (sent + 1).to(dtype)), leftover),
     }.items():
         ours, theirs = (torch.arange(numel + 1, dtype=dtype)[1:] for _ in range(2))

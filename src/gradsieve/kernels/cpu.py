@@ -117,11 +117,6 @@ def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     _in_threads(write, out.numel())
 
 
-def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """See `reference.scatter_add_`."""
-    loops.scatter_add(out.numpy(), *_arrays(indices, values.to(out.dtype)))
-
-
 def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:
     """See `reference.settle_`."""
     loops.settle(accumulated.numpy(), *_arrays(*sent), *_arrays(leftover[0], leftover[1].to(accumulated.dtype)))

@@ -187,13 +187,6 @@ def write_sparse(out: Any, head: int, base: int, indices: Any, values: Any) -> N
 
 
 @_compiled
-def scatter_add(out: Any, indices: Any, values: Any) -> None:
-    """`out[indices] += values`."""
-    for j in range(indices.size):
-        out[indices[j]] += values[j]
-
-
-@_compiled
 def settle(accumulated: Any, sent: Any, sent_values: Any, indices: Any, values: Any) -> None:
     """Take off what was sent and add back what was not delivered; places where that is the same are not touched."""
     j = 0

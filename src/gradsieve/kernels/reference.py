@@ -93,15 +93,10 @@ def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     out[indices] = values.to(out.dtype)
 
 
-def scatter_add_(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """`out[indices] += values`; an index may come once only."""
-    out[indices] += values.to(out.dtype)
-
-
 def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:
     """Take off what was sent (it is what stands there), then add back what was not delivered."""
     accumulated[sent[0]] = 0
-    scatter_add_(accumulated, *leftover)
+    accumulated[leftover[0]] += leftover[1].to(accumulated.dtype)
 
 
 def moments(x: Tensor) -> tuple[float, float]:
