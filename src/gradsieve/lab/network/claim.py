@@ -1,0 +1,126 @@
+"""Who has which laboratory: a file with exactly what was created, and a lock that ends with its holder.
+
+The file is written before the first namespace is created and removed after the last is gone. So whatever a killed
+process leaves behind is known, and nothing else is ever touched. The kernel frees the lock of a process that dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gradsieve.errors import InputError
+from gradsieve.lab.network.errors import NetworkError
+from gradsieve.lab.network.switch import Site
+from gradsieve.lab.network.topology import Topology
+
+FOLDER = Path("/run/gradsieve")
+NAME_FORM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a state file says."""
+
+    name: str
+    site: Site
+    process: int  # that built it
+    stays: bool  # up until `down`, and not only as long as that process
+    complete: bool = False
+
+    @classmethod
+    def fresh(cls, name: str, topology: Topology, *, stays: bool) -> Claim:
+        """A claim on names that nobody else has."""
+        return cls(name, Site(secrets.token_hex(4), topology), os.getpid(), stays)
+
+    @property
+    def is_up(self) -> bool:
+        """Built, and meant to be there without its builder."""
+        return self.complete and self.stays
+
+    def completed(self) -> Claim:
+        """After building."""
+        return replace(self, complete=True)
+
+    def write(self) -> None:
+        """To disk, whole or not at all."""
+        content = {
+            "name": self.name,
+            "identity": self.site.identity,
+            "topology": self.site.topology.to_json(),
+            "process": self.process,
+            "stays": self.stays,
+            "complete": self.complete,
+        }
+        draft = _path(self.name).with_suffix(".draft")
+        draft.write_text(json.dumps(content, indent=1))
+        draft.replace(_path(self.name))
+
+    def forget(self) -> None:
+        """After everything is removed."""
+        _path(self.name).unlink(missing_ok=True)
+
+
+def read_claim(name: str) -> Claim | None:
+    """What is there under this name, if anything."""
+    try:
+        known = json.loads(_path(name).read_text())
+        topology = Topology(rates=tuple(known["topology"]["rates"]))
+        site = Site(known["identity"], topology)
+        return Claim(name, site, known["process"], known["stays"], known["complete"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise NetworkError(f"the state file {_path(name)} cannot be read ({error}): see docs/network-lab.md") from None
+
+
+def known_names() -> list[str]:
+    """All laboratories that are there or were left behind."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def check_name(name: str) -> str:
+    """Names become file names."""
+    if not NAME_FORM.fullmatch(name):
+        raise InputError(f"a laboratory's name is made of a-z, 0-9, '-', '_' and '.', at most 32, got {name!r}")
+    return name
+
+
+@contextmanager
+def held(name: str, *, shared: bool = False) -> Iterator[None]:
+    """Hold a laboratory's lock; refuse if somebody else does."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(FOLDER / f"{check_name(name)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode() or "another"
+            raise NetworkError(
+                f"the laboratory {name!r} is in use by process {holder}: wait for it, or take another --name"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(name: str) -> bool:
+    """Whether somebody holds the lock."""
+    try:
+        with held(name, shared=False):
+            return False
+    except NetworkError:
+        return True
+
+
+def _path(name: str) -> Path:
+    return FOLDER / f"{name}.json"

@@ -1,0 +1,75 @@
+"""Build a network, and take it away: a switch namespace with a bridge, a namespace for each host, a cable to each.
+
+Every interface is created inside the namespaces, so the machine's own network is never touched, and goes with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradsieve.lab.network.errors import NetworkError
+from gradsieve.lab.network.host import Host
+from gradsieve.lab.network.iproute import ip
+from gradsieve.lab.network.link import Link
+from gradsieve.lab.network.topology import INTERFACE, SUBNET, Topology
+
+PREFIX = "gradsieve"
+BRIDGE = "bridge"
+
+
+@dataclass(frozen=True)
+class Site:
+    """The names of one network's parts; the identity in them is drawn by lot, so they are nobody else's."""
+
+    identity: str
+    topology: Topology
+
+    @property
+    def switch(self) -> str:
+        """The switch's namespace."""
+        return f"{PREFIX}-{self.identity}-switch"
+
+    @property
+    def hosts(self) -> list[Host]:
+        """In the order of ranks."""
+        return [Host(f"{PREFIX}-{self.identity}-host{number}") for number in range(self.topology.hosts)]
+
+    def link(self, host: int) -> Link:
+        """The cable of one host."""
+        self.topology.check_host(host)
+        return Link(self.hosts[host].namespace, self.switch, f"port{host}")
+
+    def build(self) -> None:
+        """Create everything. After a failure some of it may be there: `demolish` takes what is."""
+        ip("netns", "add", self.switch)
+        ip("-n", self.switch, "link", "add", BRIDGE, "type", "bridge", "stp_state", "0", "forward_delay", "0")
+        ip("-n", self.switch, "link", "set", BRIDGE, "addrgenmode", "none", "up")
+        for number in range(self.topology.hosts):
+            self._build_host(number)
+
+    def demolish(self) -> None:
+        """Remove what is there, ending what runs inside. Also safe when half of it, or all, is gone."""
+        problems = []
+        for part in [*self.hosts, Host(self.switch)]:
+            try:
+                part.empty()
+                if part.exists():
+                    ip("netns", "delete", part.namespace)
+            except NetworkError as error:
+                problems.append(str(error))
+        if problems:
+            raise NetworkError("not everything could be removed: " + "; ".join(problems))
+
+    def _build_host(self, number: int) -> None:
+        host, link = self.hosts[number].namespace, self.link(number)
+        ip("netns", "add", host)
+        ip("-n", host, "link", "set", "lo", "up")
+        far_end = ["peer", "name", link.port, "netns", self.switch]
+        ip("link", "add", INTERFACE, "netns", host, "type", "veth", *far_end)
+        # No addresses that nobody asked for: their announcements would be counted.
+        ip("-n", host, "link", "set", INTERFACE, "addrgenmode", "none")
+        ip("-n", self.switch, "link", "set", link.port, "addrgenmode", "none", "master", BRIDGE)
+        ip("-n", host, "address", "add", f"{self.topology.address(number)}/{SUBNET.prefixlen}", "dev", INTERFACE)
+        link.set_rate(self.topology.rates[number])
+        ip("-n", host, "link", "set", INTERFACE, "up")
+        link.up()
