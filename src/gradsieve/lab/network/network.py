@@ -98,9 +98,8 @@ class Network:
         return self.site.link(host)
 
     def vanish(self, host: int) -> None:
-        """A host is gone for good: first its link, so that nobody hears it go, then all that runs in it."""
-        self.link(host).down()
-        self.site.hosts[host].kill()
+        """A host is gone for good, and all that runs in it."""
+        vanish(self.site, host)
 
     def counters(self) -> list[Counters]:
         """Of every host's interface."""
@@ -130,6 +129,12 @@ def remove(claim: Claim) -> None:
     """All that a claim lists, then the claim."""
     claim.site.demolish()
     claim.forget()
+
+
+def vanish(site: Site, host: int) -> None:
+    """First the link, so that nobody hears the host go, then all that runs in it."""
+    site.link(host).down()
+    site.hosts[host].kill()
 
 
 def standing(name: str) -> Claim:
