@@ -168,6 +168,9 @@ class _Staff:
             pipe.close()
             return None if rank in self.finished else self._vanished(rank)
         if message.kind == "failure":
+            # Its last word: that the pipe then closes says nothing more.
+            del self.pipes[pipe]
+            pipe.close()
             failure: Failure = message.content
             return failure
         if message.kind == "result":

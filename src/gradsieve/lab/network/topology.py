@@ -52,6 +52,6 @@ class Topology:
         return asdict(self)
 
     def __str__(self) -> str:
-        usual = max(set(self.rates), key=self.rates.count)
+        usual = max(self.rates, key=self.rates.count)  # of several the first
         odd = ", ".join(f"host {host} {rate}" for host, rate in enumerate(self.rates) if rate != usual)
         return f"{self.hosts} hosts at {usual}" + (f" ({odd})" if odd else "")
