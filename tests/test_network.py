@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +28,7 @@ from gradsieve.cli import main
 from gradsieve.lab.network import Network, NetworkError, Rate, Topology, interface_counters
 from gradsieve.lab.network import iproute as tools
 from gradsieve.lab.network.claim import read_claim
+from gradsieve.lab.network.host import Host
 from gradsieve.lab.workers import Worker, WorkerError
 
 NAME = networks.unique_name()
@@ -72,6 +79,15 @@ def test_topology_says_who_is_different() -> None:
     assert topology.rates == ("1gbit", "1gbit", "1gbit", "100mbit")
     assert str(topology) == "4 hosts at 1gbit (host 3 100mbit)"
     assert [topology.address(host) for host in (0, 3)] == ["198.18.0.1", "198.18.0.4"]
+    assert str(Topology.of(2, "1gbit", latency="2.5ms")) == "2 hosts at 1gbit, 2.5 ms apart"
+
+
+@pytest.mark.parametrize("latency", ["", "5", "-1ms", "3s", "5 ms", "soon"])
+def test_what_is_no_latency(latency: str) -> None:
+    with pytest.raises(
+        InputError, match=re.escape(f"latency must be between 0ms and 2s, such as 5ms, got {latency!r}")
+    ):
+        Topology.of(2, "1gbit", latency=latency)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +167,42 @@ def test_links_are_as_slow_as_they_say_and_counters_see_the_payload(clean: None)
         assert 8e6 < received < 8e6 * 1.06
     for host in moved:
         assert 3 * 8e6 < host.bytes_received < 3 * 8e6 * 1.06
+
+
+def in_host(host: Host, work: Callable[[], Any]) -> Any:
+    """Run in a thread of its own inside a host; the rest of this process stays outside."""
+    with ThreadPoolExecutor(1, initializer=host.enter) as executor:
+        return executor.submit(work).result(timeout=60)
+
+
+def test_latency_is_added_to_every_way_and_nothing_is_lost(clean: None) -> None:
+    sent = random.Random(1).randbytes(3_000_000)
+    with Network(2, "100mbit", latency="15ms", name=NAME) as network, ExitStack() as stack:
+        near, far = network.site.hosts
+        listener = stack.enter_context(in_host(far, lambda: socket.create_server(("198.18.0.2", 5000))))
+        client = in_host(near, lambda: socket.create_connection(("198.18.0.2", 5000), timeout=60))
+        stack.enter_context(client)
+        server = stack.enter_context(listener.accept()[0])
+        for connection in (client, server):
+            connection.settimeout(60)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def round_trip() -> float:
+            started = time.monotonic()
+            client.sendall(b"?")
+            server.recv(1)
+            server.sendall(b"!")
+            client.recv(1)
+            return time.monotonic() - started
+
+        assert min(round_trip() for _ in range(5)) >= 0.030
+        sender = threading.Thread(target=client.sendall, args=(sent,))
+        sender.start()
+        arrived = server.recv(len(sent), socket.MSG_WAITALL)
+        sender.join(60)
+        assert arrived == sent
+        network.link(0).drop(0.3)
+        assert round_trip() >= 0.030
 
 
 def test_an_exception_leaves_nothing_behind(clean: None) -> None:

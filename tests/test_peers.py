@@ -116,6 +116,7 @@ def test_a_race_in_a_network(capsys: pytest.CaptureFixture[str], monkeypatch: py
     ("arguments", "sentence"),
     [
         ("--network swift", "got 'swift'"),
+        ("--network 1gbit+soon", "latency must be between 0ms and 2s, such as 5ms, got 'soon'"),
         ("--network 1gbit --hosts 65", "hosts must be between 1 and 64, got 65"),
         ("--peer fp8", "unknown peer 'fp8'; did you mean 'fp16'?"),
         ("--peer fp16 --no-peers", "--peer and --no-peers exclude each other"),

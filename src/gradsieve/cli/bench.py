@@ -121,7 +121,7 @@ def select(
     "networks",
     multiple=True,
     metavar="RATE ...",
-    help="Limited links, a host for each rank: 1gbit, 100mbit, unlimited, … (Linux, root); loopback if none is given.",
+    help="Limited links, a host for each rank: 100mbit, unlimited, 1gbit+5ms, … (Linux, root).  [default: loopback]",
 )
 @click.option(
     "--peer", "peers", multiple=True, metavar="NAME ...", help="DDP and its hooks; all in a network, else none."

@@ -53,7 +53,8 @@ def links_options(command: F) -> F:
         metavar="HOST=RATE",
         help="A host whose link is different; may be given repeatedly.",
     )
-    return rate(others(command))
+    latency = click.option("--latency", metavar="TIME", help="Added one way between two hosts, such as 5ms.")
+    return rate(others(latency(command)))
 
 
 @click.group()
@@ -65,7 +66,7 @@ def lab() -> None:
 @click.option("--hosts", type=str, callback=count, default=4, show_default=True, help="How many.")
 @links_options
 @name_option
-def up(hosts: int, rate: str, host_rates: dict[int, str], name: str) -> None:
+def up(hosts: int, rate: str, host_rates: dict[int, str], latency: str | None, name: str) -> None:
     """Build a network that stays until `gradsieve lab down`."""
     from gradsieve.lab.interrupts import held_back
     from gradsieve.lab.network.claim import held
@@ -73,7 +74,7 @@ def up(hosts: int, rate: str, host_rates: dict[int, str], name: str) -> None:
     from gradsieve.lab.network.network import build
     from gradsieve.lab.network.topology import Topology
 
-    topology = Topology.of(hosts, rate, host_rates)
+    topology = Topology.of(hosts, rate, host_rates, latency)
     require_tools()
     with held_back(signal.SIGINT, signal.SIGTERM), held(name):
         claim = build(name, topology, stays=True)
@@ -135,6 +136,7 @@ def run(
     hosts: int | None,
     rate: str,
     host_rates: dict[int, str],
+    latency: str | None,
     name: str,
     command: tuple[str, ...],
 ) -> int:
@@ -157,7 +159,7 @@ def run(
             stack.enter_context(held(name, shared=bool(chosen)))
             site = standing(name).site
         else:
-            site = stack.enter_context(Network(hosts, rate, host_rates=host_rates, name=name)).site
+            site = stack.enter_context(Network(hosts, rate, host_rates=host_rates, latency=latency, name=name)).site
         used = sorted(set(chosen)) or list(range(site.topology.hosts))
         before = {host: site.hosts[site.topology.check_host(host)].counters() for host in used}
         started = time.monotonic()

@@ -35,7 +35,7 @@ from gradsieve.lab.bench.report import (
 from gradsieve.lab.machine import require_memory
 from gradsieve.lab.network import Network
 from gradsieve.lab.network.iproute import require_tools
-from gradsieve.lab.network.topology import Topology
+from gradsieve.lab.network.topology import Topology, split_profile
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Tell, Worker, run_workers, threads_per_worker
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import RECIPES, Recipe
@@ -70,7 +70,7 @@ class ReducePlan:
     densities: Sequence[float]
     ranks: Sequence[int]
     repeats: int
-    networks: Sequence[str] = (LOOPBACK,)  # or rates of links: then every rank is in a host of its own
+    networks: Sequence[str] = (LOOPBACK,)  # or `1gbit`, `1gbit+5ms`: every rank in a host of its own
     peers: Sequence[str] = ()
 
 
@@ -152,7 +152,8 @@ def _check(plan: ReducePlan) -> None:
         PEERS[name]
     for network in plan.networks:
         if network != LOOPBACK:
-            Topology.of(max(plan.ranks), network)
+            rate, latency = split_profile(network)
+            Topology.of(max(plan.ranks), rate, latency=latency)
             require_tools()
     # Each recipe and peer keeps up to three vectors; the pool, the gradient, and what a dense step makes on the way.
     vectors = POOL + 3 + 3 * (len(plan.recipes) + len(plan.peers))
@@ -163,7 +164,8 @@ def _check(plan: ReducePlan) -> None:
 def _run(cell: Cell, on_report: Tell) -> list[Any]:
     if cell.network == LOOPBACK:
         return run_workers(cell.ranks, measure, cell, on_report=on_report)
-    with Network(cell.ranks, cell.network, name=NETWORK_NAME) as network:
+    rate, latency = split_profile(cell.network)
+    with Network(cell.ranks, rate, latency=latency, name=NETWORK_NAME) as network:
         return network.run_workers(measure, cell, on_report=on_report)
 
 

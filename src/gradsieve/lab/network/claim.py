@@ -72,7 +72,7 @@ def read_claim(name: str) -> Claim | None:
     """What is there under this name, if anything."""
     try:
         known = json.loads(_path(name).read_text())
-        topology = Topology(rates=tuple(known["topology"]["rates"]))
+        topology = Topology(tuple(known["topology"]["rates"]), known["topology"]["latency_seconds"])
         site = Site(known["identity"], topology)
         return Claim(name, site, known["process"], known["stays"], known["complete"])
     except FileNotFoundError:

@@ -49,9 +49,10 @@ class Network:
         rate: str = "1gbit",
         *,
         host_rates: Mapping[int, str] | None = None,
+        latency: str | None = None,
         name: str = DEFAULT_NAME,
     ) -> None:
-        self.topology = Topology.of(hosts, rate, host_rates)
+        self.topology = Topology.of(hosts, rate, host_rates, latency)
         self.name = check_name(name)
         self._site: Site | None = None
         self._cleanup = ExitStack()

@@ -5,8 +5,11 @@ Every interface is created inside the namespaces, so the machine's own network i
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 
+from gradsieve.lab.network import relay
 from gradsieve.lab.network.errors import NetworkError
 from gradsieve.lab.network.host import Host
 from gradsieve.lab.network.iproute import ip
@@ -15,6 +18,7 @@ from gradsieve.lab.network.topology import INTERFACE, SUBNET, Topology
 
 PREFIX = "gradsieve"
 BRIDGE = "bridge"
+RELAY_START_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,23 @@ class Site:
         ip("link", "add", INTERFACE, "netns", host, "type", "veth", *far_end)
         # No addresses that nobody asked for: their announcements would be counted.
         ip("-n", host, "link", "set", INTERFACE, "addrgenmode", "none")
-        ip("-n", self.switch, "link", "set", link.port, "addrgenmode", "none", "master", BRIDGE)
+        ip("-n", self.switch, "link", "set", link.port, "addrgenmode", "none")
         ip("-n", host, "address", "add", f"{self.topology.address(number)}/{SUBNET.prefixlen}", "dev", INTERFACE)
         link.set_rate(self.topology.rates[number])
         ip("-n", host, "link", "set", INTERFACE, "up")
         link.up()
+        inner = self._start_relay(number, link.port) if self.topology.latency_seconds else link.port
+        ip("-n", self.switch, "link", "set", inner, "addrgenmode", "none", "master", BRIDGE, "up")
+
+    def _start_relay(self, number: int, port: str) -> str:
+        """A frame passes two of them on its way; the interface that belongs on the bridge comes back."""
+        tap = f"tap{number}"
+        delay = str(self.topology.latency_seconds / 2)
+        command = Host(self.switch).command([sys.executable, "-I", "-S", str(relay.__file__), port, tap, delay])
+        started = subprocess.run(
+            command, capture_output=True, text=True, timeout=RELAY_START_SECONDS, check=False, stdin=subprocess.DEVNULL
+        )
+        if started.returncode:
+            reason = (started.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise NetworkError(f"no latency can be added here: {reason}")
+        return tap
