@@ -45,4 +45,5 @@ def interfaces() -> set[str]:
 
 
 def state_files() -> set[Path]:
-    return set(Path("/run/gradsieve").glob(f"{unique_name()}*.json"))
+    """State, draft and lock."""
+    return set(Path("/run/gradsieve").glob(f"{unique_name()}*"))

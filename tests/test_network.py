@@ -34,16 +34,27 @@ from gradsieve.lab.workers import Worker, WorkerError
 NAME = networks.unique_name()
 
 
+def unclaimed() -> set[str]:
+    """Namespaces of laboratories that no state file knows; others may build and remove theirs while we look."""
+    left: set[str] = set()
+    for _ in range(10):
+        left = {name for name in networks.namespaces() if name.startswith("gradsieve-")}
+        claims = [read_claim(path.stem) for path in Path("/run/gradsieve").glob("*.json")]
+        known = tuple(f"gradsieve-{claim.site.identity}-" for claim in claims if claim is not None)
+        left = {name for name in left if not name.startswith(known)}
+        if not left:
+            break
+        time.sleep(0.2)
+    return left
+
+
 @pytest.fixture
 def clean() -> Iterator[None]:
     """A network can be built, and all of it is gone afterwards."""
     networks.require_networks()
     before = networks.interfaces()
     yield
-    ours = {name for name in networks.namespaces() if name.startswith("gradsieve-")}
-    claims = [read_claim(path.stem) for path in Path("/run/gradsieve").glob("*.json")]
-    foreign = tuple(f"gradsieve-{claim.site.identity}-" for claim in claims if claim is not None)
-    assert not {name for name in ours if not name.startswith(foreign)}, "namespaces were left behind"
+    assert not unclaimed(), "namespaces were left behind"
     assert not networks.state_files()
     assert networks.interfaces() == before
 
@@ -333,7 +344,24 @@ def test_only_what_was_created_is_removed(lab: Commands) -> None:
         tools.ip("netns", "delete", other)
 
 
+WITH = f"""
+import sys, time
+from gradsieve.lab.network import Network
+with Network(2, name={NAME!r}):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
 RUN = [sys.executable, "-m", "gradsieve.cli", "lab", "run", "--name", NAME, "--hosts", "2", "--"]
+
+
+def test_an_interrupted_block_leaves_nothing_behind(clean: None) -> None:
+    process = subprocess.Popen([sys.executable, "-c", WITH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "ready" in process.stdout.readline()
+    assert networks.state_files()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -97,19 +97,33 @@ def check_name(name: str) -> str:
 def held(name: str, *, shared: bool = False) -> Iterator[None]:
     """Hold a laboratory's lock; refuse if somebody else does."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(FOLDER / f"{check_name(name)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = FOLDER / f"{check_name(name)}.lock"
+    descriptor = _locked(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     try:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode() or "another"
-            raise NetworkError(
-                f"the laboratory {name!r} is in use by process {holder}: wait for it, or take another --name"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
     finally:
+        if not shared and not _path(name).exists():
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _locked(path: Path, kind: int) -> int:
+    """The locked file, with our number in it; the one that is there now, not one that was just removed."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode() or "another"
+            os.close(descriptor)
+            raise NetworkError(
+                f"the laboratory {path.stem!r} is in use by process {holder}: "
+                "wait for it or end it, or take another --name"
+            ) from None
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            return descriptor
         os.close(descriptor)
 
 

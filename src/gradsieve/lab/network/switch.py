@@ -46,7 +46,9 @@ class Site:
     def build(self) -> None:
         """Create everything. After a failure some of it may be there: `demolish` takes what is."""
         ip("netns", "add", self.switch)
-        ip("-n", self.switch, "link", "add", BRIDGE, "type", "bridge", "stp_state", "0", "forward_delay", "0")
+        # Neither loops nor groups are looked for: no frames but those of the hosts.
+        quiet = ["stp_state", "0", "forward_delay", "0", "mcast_snooping", "0"]
+        ip("-n", self.switch, "link", "add", BRIDGE, "type", "bridge", *quiet)
         ip("-n", self.switch, "link", "set", BRIDGE, "addrgenmode", "none", "up")
         for number in range(self.topology.hosts):
             self._build_host(number)
