@@ -143,6 +143,7 @@ def test_the_kernel_has_what_was_asked_for(clean: None) -> None:
         network.link(1).set_rate("1gbit")
         assert [str(network.link(host).rate()) for host in range(3)] == ["unlimited", "1gbit", "10mbit"]
         assert network.link(2).is_up()
+        assert [counted.bytes_received for counted in network.counters()] == [0, 0, 0], "not a quiet network"
         network.link(2).down()
         assert not network.link(2).is_up()
         with pytest.raises(InputError, match="there is no host 3: hosts are 0 to 2"):
@@ -393,7 +394,7 @@ def test_what_a_killed_run_left_is_recognised_and_removed(lab: Commands, capsys:
     process.wait(timeout=60)
     claim = read_claim(NAME)
     assert claim is not None
-    left = claim.site.hosts[0].processes()
+    left = [pid for host in claim.site.hosts for pid in host.processes()]
     assert left
     main(["lab", "status"])
     assert f"left behind by process {process.pid}" in capsys.readouterr().out

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from gradsieve.lab.network.switch import Site
 from gradsieve.lab.network.topology import Topology
 
 FOLDER = Path("/run/gradsieve")
+ORPHAN_SECONDS = 2.0  # a child that a killed holder was just starting keeps the lock for a moment
 NAME_FORM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 
 
@@ -109,21 +111,24 @@ def held(name: str, *, shared: bool = False) -> Iterator[None]:
 
 def _locked(path: Path, kind: int) -> int:
     """The locked file, with our number in it; the one that is there now, not one that was just removed."""
+    deadline = time.monotonic() + ORPHAN_SECONDS
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                return descriptor
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode() or "another"
-            os.close(descriptor)
-            raise NetworkError(
-                f"the laboratory {path.stem!r} is in use by process {holder}: "
-                "wait for it or end it, or take another --name"
-            ) from None
-        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-            return descriptor
+            if Path(f"/proc/{holder}").exists() or time.monotonic() > deadline:
+                os.close(descriptor)
+                raise NetworkError(
+                    f"the laboratory {path.stem!r} is in use by process {holder}: "
+                    "wait for it or end it, or take another --name"
+                ) from None
+            time.sleep(0.02)
         os.close(descriptor)
 
 

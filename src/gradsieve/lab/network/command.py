@@ -47,7 +47,7 @@ def run_command(
         raise InputError("no command to run: gradsieve lab run -- python train.py")
     crew = _Crew(on_line)
     try:
-        with held_back(signal.SIGINT):
+        with held_back(signal.SIGINT, signal.SIGTERM):
             for host in hosts:
                 environment = {**os.environ, **rank_environment(site, site.topology.check_host(host), port)}
                 crew.start(host, site.hosts[host].command(list(command)), environment)

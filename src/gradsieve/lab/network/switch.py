@@ -49,7 +49,7 @@ class Site:
         # Neither loops nor groups are looked for: no frames but those of the hosts.
         quiet = ["stp_state", "0", "forward_delay", "0", "mcast_snooping", "0"]
         ip("-n", self.switch, "link", "add", BRIDGE, "type", "bridge", *quiet)
-        ip("-n", self.switch, "link", "set", BRIDGE, "addrgenmode", "none", "up")
+        self._raise(BRIDGE)
         for number in range(self.topology.hosts):
             self._build_host(number)
 
@@ -72,15 +72,13 @@ class Site:
         ip("-n", host, "link", "set", "lo", "up")
         far_end = ["peer", "name", link.port, "netns", self.switch]
         ip("link", "add", INTERFACE, "netns", host, "type", "veth", *far_end)
-        # No addresses that nobody asked for: their announcements would be counted.
         ip("-n", host, "link", "set", INTERFACE, "addrgenmode", "none")
-        ip("-n", self.switch, "link", "set", link.port, "addrgenmode", "none")
         ip("-n", host, "address", "add", f"{self.topology.address(number)}/{SUBNET.prefixlen}", "dev", INTERFACE)
         link.set_rate(self.topology.rates[number])
         ip("-n", host, "link", "set", INTERFACE, "up")
-        link.up()
+        self._raise(link.port)
         inner = self._start_relay(number, link.port) if self.topology.latency_seconds else link.port
-        ip("-n", self.switch, "link", "set", inner, "addrgenmode", "none", "master", BRIDGE, "up")
+        ip("-n", self.switch, "link", "set", inner, "master", BRIDGE)
 
     def _start_relay(self, number: int, port: str) -> str:
         """A frame passes two of them on its way; the interface that belongs on the bridge comes back."""
@@ -93,4 +91,10 @@ class Site:
         if started.returncode:
             reason = (started.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise NetworkError(f"no latency can be added here: {reason}")
+        self._raise(tap)
         return tap
+
+    def _raise(self, interface: str) -> None:
+        """Up, but before that without addresses that nobody asked for: their announcements would be counted."""
+        ip("-n", self.switch, "link", "set", interface, "addrgenmode", "none")
+        ip("-n", self.switch, "link", "set", interface, "up")
