@@ -1,0 +1,118 @@
+"""SYNTHETIC speech-like audio, for machines without recordings: no human voice is in it.
+
+Every letter is a sound of its own: a buzz of harmonics shaped by two resonances, or hiss for some. A word is its letters
+one after the other, gliding from sound to sound; words are apart by silence. Speakers differ in pitch, length of the
+vocal tract, speed and loudness; noise is added. The words are numbers and commands. It has the shape of the task, not
+its difficulty: results on it say how training goes, never how well speech is recognized.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradsieve.lab.data.audio import RATE, Wave
+from gradsieve.lab.data.features import FeatureKind, features_of, num_features
+from gradsieve.lab.data.speech import ALPHABET, SpeechPair, SpeechSet, Utterance
+
+WORDS = (
+    "ZERO ONE TWO THREE FOUR FIVE SIX SEVEN EIGHT NINE TEN ELEVEN TWELVE TWENTY THIRTY FORTY FIFTY "
+    "GO STOP YES NO LEFT RIGHT UP DOWN START HELP ENTER ERASE REPEAT"
+).split()
+MAX_WORDS = 4
+HISSING = frozenset("CFHKPSTXZ")
+HARMONICS = 40
+LETTER_SECONDS = (0.07, 0.11)
+GAP_SECONDS = (0.06, 0.12)
+BANDWIDTH_HERTZ = 120.0
+NOISE = 0.01
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """What stays the same within an utterance."""
+
+    pitch_hertz: float
+    tract: float  # shorter raises all resonances
+    speed: float
+    loudness: float
+
+
+def read_synthetic(kind: FeatureKind, num_train: int = 600, num_test: int = 100, seed: int = 0) -> SpeechPair:
+    """The same utterances for the same seed; test speakers are drawn after all training ones."""
+    generator = np.random.default_rng(seed)
+    utterances = [_utterance(generator, kind) for _ in range(num_train + num_test)]
+    train, test = SpeechSet(utterances[:num_train]), SpeechSet(utterances[num_train:])
+    return SpeechPair(train, test, num_features(kind))
+
+
+def speak(text: str, generator: np.random.Generator) -> Wave:
+    """A recording of this text by a speaker drawn at random."""
+    speaker = Speaker(
+        pitch_hertz=generator.uniform(90, 220),
+        tract=generator.uniform(0.88, 1.12),
+        speed=generator.uniform(0.85, 1.2),
+        loudness=generator.uniform(0.3, 0.9),
+    )
+    voiced, hiss, first, second = _contours(text, speaker, generator)
+    sound = _buzz(voiced, first, second, speaker, generator) + _hiss(hiss, second, generator)
+    sound *= speaker.loudness / max(1e-9, float(np.abs(sound).max()))
+    return (sound + NOISE * generator.standard_normal(len(sound))).astype(np.float32)
+
+
+def _utterance(generator: np.random.Generator, kind: FeatureKind) -> Utterance:
+    text = " ".join(generator.choice(WORDS, size=generator.integers(1, MAX_WORDS + 1)))
+    return Utterance(features_of(speak(text, generator), kind), text)
+
+
+def _resonances(letter: str) -> tuple[float, float]:
+    """Evenly spread, so that no two letters sound the same."""
+    place = ALPHABET.index(letter) - 1
+    return 250.0 + 110.0 * (place % 6), 1000.0 + 420.0 * (place // 6)
+
+
+def _contours(text: str, speaker: Speaker, generator: np.random.Generator) -> tuple[Floats, Floats, Floats, Floats]:
+    """At each sample: loudness of buzz and of hiss, and the two resonances."""
+    rows: list[tuple[float, float, float, float]] = [(0.0, 0.0, 500.0, 1500.0)]
+    seconds = [generator.uniform(*GAP_SECONDS)]
+    for letter in text:
+        is_gap = letter == " "
+        seconds.append(generator.uniform(*(GAP_SECONDS if is_gap else LETTER_SECONDS)) / speaker.speed)
+        if is_gap:
+            rows.append((0.0, 0.0, *rows[-1][2:]))
+        else:
+            is_hissing = letter in HISSING
+            first, second = (resonance / speaker.tract for resonance in _resonances(letter))
+            rows.append((0.15 if is_hissing else 1.0, 0.6 if is_hissing else 0.0, first, second))
+    rows.append((0.0, 0.0, *rows[-1][2:]))
+    seconds.append(generator.uniform(*GAP_SECONDS))
+    ends = np.cumsum(seconds)
+    times = np.arange(int(ends[-1] * RATE)) / RATE
+    middles = ends - np.array(seconds) / 2
+    table = np.array(rows)
+    voiced, hiss, first, second = (np.interp(times, middles, table[:, column]) for column in range(4))
+    return voiced, hiss, first, second
+
+
+def _buzz(voiced: Floats, first: Floats, second: Floats, speaker: Speaker, generator: np.random.Generator) -> Floats:
+    """Harmonics of a pitch that falls a little towards the end, each as loud as the resonances let it."""
+    drift = np.linspace(1.05, 0.92, len(voiced)) * (1 + 0.01 * generator.standard_normal())
+    pitch = speaker.pitch_hertz * drift
+    phase = 2 * np.pi * np.cumsum(pitch) / RATE
+    sound = np.zeros(len(voiced))
+    for harmonic in range(1, HARMONICS + 1):
+        frequency = harmonic * pitch
+        strength = 1 / (1 + ((frequency - first) / BANDWIDTH_HERTZ) ** 2)
+        strength += 0.6 / (1 + ((frequency - second) / BANDWIDTH_HERTZ) ** 2)
+        sound += strength * np.sin(harmonic * phase)
+    return sound * voiced
+
+
+def _hiss(hiss: Floats, centre: Floats, generator: np.random.Generator) -> Floats:
+    """Noise moved to about the second resonance."""
+    envelope = np.convolve(generator.standard_normal(len(hiss)), np.ones(12) / 12, mode="same")
+    return 4 * envelope * np.cos(2 * np.pi * np.cumsum(centre + 1500) / RATE) * hiss
