@@ -51,9 +51,15 @@ class MaskedSet:
         return len(self.tokens) // (self.length - SURROUND)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> MaskedBatch:
-        """These windows, hidden by lot; without a generator the lot is decided by which windows they are."""
-        if generator is None:
-            generator = generator_of(mixed_seed(self.seed, *indices.tolist()))
+        """These windows, hidden by lot; without a generator a window's lot is always the same, whatever it comes with."""
+        if generator is not None:
+            return self._drawn(indices, generator)
+        rows = [self._drawn(index[None], generator_of(mixed_seed(self.seed, int(index)))) for index in indices]
+        places = [row.places + number * self.length for number, row in enumerate(rows)]
+        tokens, segments, _, words, follows = (torch.cat(parts) for parts in zip(*rows, strict=True))
+        return MaskedBatch(tokens, segments, torch.cat(places), words, follows)
+
+    def _drawn(self, indices: Tensor, generator: torch.Generator) -> MaskedBatch:
         pieces, follows = self._pairs(indices, generator)
         count, split = len(indices), self._split
         tokens = torch.full((count, self.length), SEPARATE)

@@ -8,12 +8,15 @@ its difficulty: results on it say how training goes, never how well speech is re
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradsieve.lab.data.audio import RATE, Wave
+from gradsieve.lab.data.cache import cached
 from gradsieve.lab.data.features import FeatureKind, features_of, num_features
 from gradsieve.lab.data.speech import ALPHABET, SpeechPair, SpeechSet, Utterance
 
@@ -24,10 +27,12 @@ WORDS = (
 MAX_WORDS = 4
 HISSING = frozenset("CFHKPSTXZ")
 HARMONICS = 40
+HOLD = 80  # samples for which resonances stay as they are
 LETTER_SECONDS = (0.07, 0.11)
 GAP_SECONDS = (0.06, 0.12)
 BANDWIDTH_HERTZ = 120.0
 NOISE = 0.01
+FORM = 1  # raise when the same seed would give other sounds
 
 Floats = NDArray[np.float64]
 
@@ -43,11 +48,20 @@ class Speaker:
 
 
 def read_synthetic(kind: FeatureKind, num_train: int = 600, num_test: int = 100, seed: int = 0) -> SpeechPair:
-    """The same utterances for the same seed; test speakers are drawn after all training ones."""
-    generator = np.random.default_rng(seed)
-    utterances = [_utterance(generator, kind) for _ in range(num_train + num_test)]
-    train, test = SpeechSet(utterances[:num_train]), SpeechSet(utterances[num_train:])
-    return SpeechPair(train, test, num_features(kind))
+    """The same utterances for the same seed; made once, then kept. Test speakers are drawn after all training ones."""
+
+    def make(folder: Path) -> None:
+        generator = np.random.default_rng(seed)
+        made = [_utterance(generator, kind) for _ in range(num_train + num_test)]
+        np.save(folder / "frames.npy", np.concatenate([one.frames for one in made]))
+        (folder / "texts.json").write_text(json.dumps([(one.text, len(one.frames)) for one in made]))
+
+    folder = cached(f"synthetic-speech-{FORM}-{kind}-{num_train}-{num_test}-{seed}", make)
+    texts = json.loads((folder / "texts.json").read_text())
+    ends = np.cumsum([length for _, length in texts])
+    frames = np.split(np.load(folder / "frames.npy"), ends[:-1])
+    utterances = [Utterance(part, text) for part, (text, _) in zip(frames, texts, strict=True)]
+    return SpeechPair(SpeechSet(utterances[:num_train]), SpeechSet(utterances[num_train:]), num_features(kind))
 
 
 def speak(text: str, generator: np.random.Generator) -> Wave:
@@ -102,13 +116,15 @@ def _buzz(voiced: Floats, first: Floats, second: Floats, speaker: Speaker, gener
     """Harmonics of a pitch that falls a little towards the end, each as loud as the resonances let it."""
     drift = np.linspace(1.05, 0.92, len(voiced)) * (1 + 0.01 * generator.standard_normal())
     pitch = speaker.pitch_hertz * drift
-    phase = 2 * np.pi * np.cumsum(pitch) / RATE
-    sound = np.zeros(len(voiced))
-    for harmonic in range(1, HARMONICS + 1):
-        frequency = harmonic * pitch
-        strength = 1 / (1 + ((frequency - first) / BANDWIDTH_HERTZ) ** 2)
-        strength += 0.6 / (1 + ((frequency - second) / BANDWIDTH_HERTZ) ** 2)
-        sound += strength * np.sin(harmonic * phase)
+    turn = np.exp(2j * np.pi * np.cumsum(pitch) / RATE)
+    held = [contour[::HOLD] for contour in (pitch, first, second)]
+    harmonics = np.arange(1, HARMONICS + 1)[:, None] * held[0]
+    strengths = 1 / (1 + ((harmonics - held[1]) / BANDWIDTH_HERTZ) ** 2)
+    strengths += 0.6 / (1 + ((harmonics - held[2]) / BANDWIDTH_HERTZ) ** 2)
+    sound, turned = np.zeros(len(voiced)), np.ones_like(turn)
+    for strength in strengths:
+        turned *= turn  # a multiplication instead of a sine for each harmonic: ten times as fast
+        sound += turned.imag * np.repeat(strength, HOLD)[: len(sound)]
     return sound * voiced
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from gradsieve.lab.models.shape import init_convolutions
+
 
 @dataclass(frozen=True)
 class AlexNetShape:
@@ -44,6 +46,7 @@ class AlexNet(nn.Module):
             nn.Dropout(shape.dropout), nn.Linear(shape.hidden, shape.hidden), nn.ReLU(inplace=True),
             nn.Linear(shape.hidden, shape.classes),
         )  # fmt: skip
+        init_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores of the classes."""

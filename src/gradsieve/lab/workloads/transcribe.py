@@ -1,0 +1,94 @@
+"""Speech to characters: connectionist temporal classification (Graves et al., 2006), error rates by greedy decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradsieve.lab.data.an4 import read_an4
+from gradsieve.lab.data.features import FeatureKind
+from gradsieve.lab.data.speech import BLANK, SpeechBatch, SpeechPair, decode, edit_distance, greedy
+from gradsieve.lab.data.spoken import read_synthetic
+from gradsieve.lab.models import Architecture
+from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
+from gradsieve.lab.workloads.workload import Limits, Preset, unknown_source
+
+SOURCES = ("synthetic", "an4")
+
+
+@dataclass(frozen=True)
+class SpeechData:
+    """Which recordings, and what the model hears of them."""
+
+    source: str = "synthetic"
+    features: FeatureKind = "cepstra"  # spectrogram says more, and makes the model larger and slower
+
+    def read(self, path: Path | None) -> SpeechPair:
+        """Both parts."""
+        match self.source:
+            case "synthetic":
+                return read_synthetic(self.features)
+            case "an4":
+                return read_an4(path, self.features)
+        raise unknown_source(self.source, SOURCES)
+
+
+@dataclass(frozen=True, eq=False)
+class Transcription(Task[SpeechBatch]):
+    """What was said."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("character_error_rate", False, "{:.1%}"),
+        Metric("word_error_rate", False, "{:.1%}"),
+        Metric("loss", False),
+    )
+    num_sums: ClassVar[int] = 6
+
+    def loss(self, model: nn.Module, batch: Drawn[SpeechBatch], carry: Any = None) -> Outcome:
+        """Of an utterance: the sum over its labels, as the papers' rate and clipping suppose."""
+        scores, lengths = model(batch.data.frames, batch.data.lengths)
+        return Outcome(_ctc(scores, lengths, batch.data) / len(lengths))
+
+    def tally(self, model: nn.Module, data: SpeechBatch) -> Tensor:
+        """Characters and wrong ones, words and wrong ones, utterances and their loss."""
+        scores, lengths = model(data.frames, data.lengths)
+        said = [decode(labels.tolist()) for labels in data.labels.cpu().split(data.label_lengths.tolist())]
+        heard = [greedy(row[:length]) for row, length in zip(scores.cpu(), lengths.tolist(), strict=True)]
+        pairs = list(zip(said, heard, strict=True))
+        wrong = sum(edit_distance(*pair) for pair in pairs)
+        wrong_words = sum(edit_distance(one.split(), other.split()) for one, other in pairs)
+        words = sum(len(text.split()) for text in said)
+        total = float(_ctc(scores, lengths, data))
+        return torch.tensor([sum(map(len, said)), wrong, words, wrong_words, len(said), total], dtype=torch.float64)
+
+    def scores(self, sums: Tensor) -> Mapping[str, float]:
+        """Edits a character and a word, and the mean loss of an utterance."""
+        characters, wrong, words, wrong_words, count, total = sums.tolist()
+        return {
+            "character_error_rate": wrong / characters,
+            "word_error_rate": wrong_words / words,
+            "loss": total / count,
+        }
+
+
+def open_transcription(
+    architecture: Architecture[Any], preset: Preset, path: Path | None, limits: Limits
+) -> Transcription:
+    """With as many features as the recordings have."""
+    pair = preset.data.read(path)
+    shape = architecture.shape(preset.size, features=pair.features)
+    train, test = first(pair.train, limits.train), first(pair.test, limits.test)
+    return Transcription(train, test, architecture, shape, preset.batch, test_batch=16)
+
+
+def _ctc(scores: Tensor, lengths: Tensor, data: SpeechBatch) -> Tensor:
+    """The sum over the batch; an utterance too short for its labels counts as nothing."""
+    return functional.ctc_loss(
+        scores.transpose(0, 1), data.labels, lengths, data.label_lengths, BLANK, reduction="sum", zero_infinity=True
+    )
