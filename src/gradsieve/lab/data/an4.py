@@ -1,8 +1,8 @@
 """AN4 (Acero, 1993): 948 training and 130 test utterances of spelled names, numbers and commands.
 
-Two layouts of the same corpus are read. Both have `etc/an4_train.fileids` and `etc/an4_train.transcription`, and the same
-for test. The official audio has `wav/<fileid>.sph` (or .raw or .wav, in `wav/` or `raw/`); the feature distribution has
-`feat/<fileid>.mfc` with 13 cepstral coefficients a frame.
+Two layouts of the same corpus are read. Both have `etc/an4_train.fileids` and `etc/an4_train.transcription`, and the
+same for test. The official audio has `wav/<fileid>.sph` (or .raw or .wav, in `wav/` or `raw/`); the distribution of
+features has `feat/<fileid>.mfc` with 13 cepstral coefficients a frame.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def read_an4(root: Path | None, kind: FeatureKind) -> SpeechPair:
     """Both parts; where only cepstra are distributed, those are the features, whatever was asked."""
     if root is None or not (root / "etc" / "an4_train.fileids").is_file():
         raise MissingDataError(
-            f"AN4 cannot be fetched: give the folder that has etc/an4_train.fileids and wav/ (audio) or feat/ (cepstra), "
-            f"got {root or 'none'}; or train on generated speech, which is the default"
+            f"AN4 cannot be fetched: give the folder that has etc/an4_train.fileids and wav/ (audio) or feat/ "
+            f"(cepstra), got {root or 'none'}; or train on generated speech, which is the default"
         )
     load = _loader(root, kind)
     train, test = (SpeechSet(tuple(_utterances(root, part, load))) for part in ("train", "test"))

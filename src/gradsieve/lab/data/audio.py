@@ -48,7 +48,7 @@ def _sphere(path: Path) -> NDArray[np.float64]:
     coding = fields.get("sample_coding", "pcm").strip()
     _require(path, rate, int(fields.get("channel_count", "1")), int(fields.get("sample_n_bytes", "2")))
     if coding != "pcm" or order not in ("01", "10"):
-        raise InputError(f"{path} is coded as {coding} {order}; allowed is plain pcm (01 or 10): unpack it with sph2pipe")
+        raise InputError(f"{path} is coded as {coding} {order}; allowed is pcm in order 01 or 10: unpack it first")
     body = content[header_bytes:]
     return np.frombuffer(body[: len(body) // 2 * 2], dtype=">i2" if order == "10" else "<i2").astype(np.float64)
 
@@ -65,5 +65,6 @@ def _wav(path: Path) -> NDArray[np.float64]:
 def _require(path: Path, rate: int, channels: int, sample_bytes: int) -> None:
     if (rate, channels, sample_bytes) != (RATE, 1, 2):
         raise InputError(
-            f"{path} has {channels} channels of {rate} Hz, {sample_bytes} bytes a sample; expected 1 channel of {RATE} Hz, 2 bytes"
+            f"{path} has {channels} channels of {rate} Hz, {sample_bytes} bytes a sample; "
+            f"expected 1 channel of {RATE} Hz, 2 bytes a sample"
         )

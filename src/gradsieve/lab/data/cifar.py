@@ -7,6 +7,7 @@ together.
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import tarfile
@@ -144,7 +145,7 @@ class _OnlyArrays(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Numpy's array, by its old and its new address."""
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name in ("_reconstruct", "scalar"):
-            return getattr(np._core.multiarray, name)
+            return getattr(importlib.import_module("numpy._core.multiarray"), name)
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):

@@ -25,6 +25,7 @@ HOP = RATE // 100
 NUM_CEPSTRA = 13
 NUM_FREQUENCIES = 161
 SPECTROGRAM_WINDOW = 320
+SPECTROGRAM_GAIN = 100  # lifts quiet sounds out of the flat part of log(1 + x)
 CEPSTRA_WINDOW, CEPSTRA_POINTS = 410, 512
 NUM_FILTERS, LOWEST_HERTZ, HIGHEST_HERTZ = 40, 130.0, 6800.0
 PREEMPHASIS = 0.97
@@ -47,7 +48,8 @@ def num_features(kind: FeatureKind) -> int:
 def spectrogram(recording: Wave) -> Frames:
     """Log magnitudes."""
     spectrum = np.fft.rfft(_windows(recording, SPECTROGRAM_WINDOW), axis=1)
-    return np.log1p(np.abs(spectrum) * 100).astype(np.float32)
+    magnitudes: Frames = np.log1p(np.abs(spectrum) * SPECTROGRAM_GAIN).astype(np.float32)
+    return magnitudes
 
 
 def cepstra(recording: Wave) -> Frames:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradsieve.errors import InputError
@@ -69,7 +70,7 @@ def read_folder(root: Path | None, side: int) -> FolderPair:
         )
     classes, others = (sorted(entry.name for entry in (root / part).iterdir() if entry.is_dir()) for part in _PARTS)
     if classes != others or not classes:
-        raise InputError(f"{root}: train has {len(classes)} classes, val {len(others)}; both must have the same folders")
+        raise InputError(f"{root}: train has {len(classes)} classes, val {len(others)}; they must be the same")
     train, test = (_listed(root / part, classes, side) for part in _PARTS)
     return FolderPair(train, test, channels=3, classes=len(classes))
 
@@ -90,7 +91,7 @@ def _listed(folder: Path, classes: list[str], side: int) -> FolderSet:
     return FolderSet(files, labels, side)
 
 
-def _read(file: Path, side: int, draw: list[float] | None) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def _read(file: Path, side: int, draw: list[float] | None) -> NDArray[np.float32]:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -100,10 +101,12 @@ def _read(file: Path, side: int, draw: list[float] | None) -> np.ndarray[tuple[i
         raise InputError(f"{file} cannot be read as a picture: {error}") from None
     box = _middle(*picture.size) if draw is None else _part(*picture.size, draw)
     picture = picture.resize((side, side), Image.Resampling.BILINEAR, box=box)
-    pixels = np.asarray(picture, dtype=np.float32) / 255
+    pixels = np.asarray(picture, dtype=np.float32)
     if draw is not None and draw[4] < 0.5:
         pixels = pixels[:, ::-1]
-    return ((pixels - np.float32(MEAN)) / np.float32(DEVIATION)).astype(np.float32)
+    mean, deviation = np.array(MEAN), np.array(DEVIATION)
+    normed: NDArray[np.float32] = ((pixels / 255 - mean) / deviation).astype(np.float32)
+    return normed
 
 
 def _middle(width: int, height: int) -> tuple[float, float, float, float]:

@@ -51,7 +51,7 @@ class MaskedSet:
         return len(self.tokens) // (self.length - SURROUND)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> MaskedBatch:
-        """These windows, hidden by lot; without a generator a window's lot is always the same, whatever it comes with."""
+        """These windows, hidden by lot; without a generator a window has the same lot each time."""
         if generator is not None:
             return self._drawn(indices, generator)
         rows = [self._drawn(index[None], generator_of(mixed_seed(self.seed, int(index)))) for index in indices]

@@ -149,7 +149,8 @@ def require_same_samples(state: dict[str, Any], share: Share) -> None:
     """A position in other data means nothing."""
     if state["num_samples"] != share.num_samples:
         raise InputError(
-            f"the saved run had {state['num_samples']} samples, this one has {share.num_samples}: resume with the same data"
+            f"the saved run had {state['num_samples']} samples, this one has {share.num_samples}: "
+            f"resume with the same data"
         )
 
 

@@ -1,9 +1,9 @@
 """SYNTHETIC speech-like audio, for machines without recordings: no human voice is in it.
 
-Every letter is a sound of its own: a buzz of harmonics shaped by two resonances, or hiss for some. A word is its letters
-one after the other, gliding from sound to sound; words are apart by silence. Speakers differ in pitch, length of the
-vocal tract, speed and loudness; noise is added. The words are numbers and commands. It has the shape of the task, not
-its difficulty: results on it say how training goes, never how well speech is recognized.
+Every letter is a sound of its own: a buzz of harmonics shaped by two resonances, or hiss for some. A word is its
+letters one after the other, gliding from sound to sound; words are apart by silence. Speakers differ in pitch, length
+of the vocal tract, speed and loudness; noise is added. The words are numbers and commands. It has the shape of the task,
+not its difficulty: results on it say how training goes, never how well speech is recognized.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from gradsieve.lab.data.features import FeatureKind, features_of, num_features
 from gradsieve.lab.data.speech import ALPHABET, SpeechPair, SpeechSet, Utterance
 
 WORDS = (
-    "ZERO ONE TWO THREE FOUR FIVE SIX SEVEN EIGHT NINE TEN ELEVEN TWELVE TWENTY THIRTY FORTY FIFTY "
-    "GO STOP YES NO LEFT RIGHT UP DOWN START HELP ENTER ERASE REPEAT"
-).split()
+    "ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE", "TEN", "ELEVEN", "TWELVE",
+    "TWENTY", "THIRTY", "FORTY", "FIFTY", "GO", "STOP", "YES", "NO", "LEFT", "RIGHT", "UP", "DOWN", "START", "HELP",
+    "ENTER", "ERASE", "REPEAT",
+)  # fmt: skip
 MAX_WORDS = 4
 HISSING = frozenset("CFHKPSTXZ")
 HARMONICS = 40

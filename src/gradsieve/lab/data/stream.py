@@ -1,8 +1,8 @@
 """Windows of one long text, in such an order that each batch continues the one before it.
 
 The windows of an epoch are cut into as many columns as there are rows in a step of all ranks; a step takes the next
-window of every column. So a recurrent model can carry its state from step to step. What does not fill a row of all columns
-comes last, as a step of its own or, if it would leave a rank empty, with the last one.
+window of every column. So a recurrent model can carry its state from step to step. What does not fill a row of all
+columns comes last, as a step of its own or, if it would leave a rank empty, with the last one.
 
 A state is the list of cuts of this epoch: how many rows, how many ranks, how many steps. Where it is resumed on another
 number of ranks, what is left of all columns is cut anew, and every window still comes once an epoch.

@@ -50,7 +50,7 @@ def as_words(corpus: Corpus, vocabulary: int) -> Tokens:
 
 
 def as_pieces(corpus: Corpus, vocabulary: int) -> Tokens:
-    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019); the first five numbers are BERT's special pieces."""
+    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019); the first five numbers are special, as in BERT."""
     if vocabulary < MIN_PIECES:
         raise InputError(f"a BPE has at least {MIN_PIECES} pieces, got a vocabulary of {vocabulary}")
 

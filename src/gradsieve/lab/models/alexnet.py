@@ -1,8 +1,8 @@
 """AlexNet in one tower (Krizhevsky, 2014, "One weird trick"): five convolutions, three fully connected layers.
 
-This is the form with 64, 192, 384, 256, 256 channels, no local response norm and 61,100,840 parameters at 1,000 classes,
-the one PyTorch users know; the two-tower original of 2012 differs. Images have at least 63x63 pixels; the classifier sees
-6x6 features at 224x224, and smaller maps are averaged or repeated to that size.
+This is the form with 64, 192, 384, 256, 256 channels, no local response norm and 61,100,840 parameters at 1,000
+classes, the one PyTorch users know; the two-tower original of 2012 differs. Images have at least 63x63 pixels; the
+classifier sees 6x6 features at 224x224, and other maps are averaged or repeated to that size.
 """
 
 from __future__ import annotations

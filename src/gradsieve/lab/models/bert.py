@@ -32,7 +32,7 @@ class BertShape:
 
 
 class Bert(nn.Module):
-    """Word pieces of two segments to scores of words at chosen places, and of the second segment following the first."""
+    """Word pieces of two segments to scores of words at chosen places, and of one segment following the other."""
 
     def __init__(self, shape: BertShape) -> None:
         super().__init__()

@@ -7,7 +7,7 @@
 
 From 161 frequencies (20 ms at 16 kHz) that is 27,569,568 parameters: 251,168 in 1, 27,276,800 in 2, 16,800 in 3, 24,800
 in 4. Other features than 161 change only the width of the first LSTM layer's input. Padding is masked after every
-convolution and left out of the norms from 2 on, so a trained model answers the same whatever a recording is batched with.
+convolution and left out of the norms from 2 on, so a trained model answers the same whatever comes with a recording.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class DeepSpeech(nn.Module):
         super().__init__()
         planes = (1, shape.channels, shape.channels)
         self.convolutions = nn.ModuleList(
-            nn.Conv2d(planes[i], planes[i + 1], KERNELS[i], STRIDES[i], tuple(side // 2 for side in KERNELS[i]))
+            nn.Conv2d(planes[i], planes[i + 1], KERNELS[i], STRIDES[i], (KERNELS[i][0] // 2, KERNELS[i][1] // 2))
             for i in range(2)
         )
         self.plane_norms = nn.ModuleList(nn.BatchNorm2d(shape.channels) for _ in range(2))
-        width = shape.channels * -(-(-(-shape.features // 2)) // 2)
+        width = shape.channels * ((shape.features + 3) // 4)
         widths = [width] + [shape.hidden] * (shape.layers - 1)
         self.layers = nn.ModuleList(nn.LSTM(inputs, shape.hidden, batch_first=True) for inputs in widths)
         self.norms = nn.ModuleList(nn.BatchNorm1d(shape.hidden) for _ in widths)

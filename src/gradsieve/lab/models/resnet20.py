@@ -1,8 +1,8 @@
 """ResNet-20 for small images (He et al., 2016, section 4.2): three stages of 16, 32 and 64 channels.
 
 A stage has `blocks` pairs of 3x3 convolutions. Where channels double, the shortcut takes every second pixel and pads
-new channels with zeros (the paper's option A), so it has no parameters: 269,722 in all. The variant with 1x1 convolutions
-in its shortcuts has 272,474; it is not this one.
+new channels with zeros (the paper's option A), so it has no parameters: 269,722 in all. The variant with 1x1
+convolutions in its shortcuts has 272,474; it is not this one.
 """
 
 from __future__ import annotations

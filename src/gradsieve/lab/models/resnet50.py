@@ -1,8 +1,8 @@
 """ResNet-50 for large images (He et al., 2016): four stages of bottlenecks, 3, 4, 6 and 3 of them.
 
-The stride sits in the 3x3 convolution of a bottleneck, as common today (the paper has it in the first 1x1); the number of
-parameters is the same, 25,557,032 with 1,000 classes. The last norm of a bottleneck starts at zero, so that a fresh model
-is shallow and trains at once (Goyal et al., 2017).
+The stride sits in the 3x3 convolution of a bottleneck, as common today (the paper has it in the first 1x1); the number
+of parameters is the same, 25,557,032 with 1,000 classes. The last norm of a bottleneck starts at zero, so that a fresh
+model is shallow and trains at once (Goyal et al., 2017).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ResNet50(nn.Module):
         init_convolutions(self)
         for module in self.modules():
             if isinstance(module, _Bottleneck):
-                nn.init.zeros_(module.norms[2].weight)
+                nn.init.zeros_(module.expand_norm.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores of the classes."""
@@ -64,7 +64,8 @@ class _Bottleneck(nn.Module):
         self.reduce = nn.Conv2d(before, inner, 1, bias=False)
         self.middle = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
         self.expand = nn.Conv2d(inner, after, 1, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(inner), nn.BatchNorm2d(inner), nn.BatchNorm2d(after)])
+        self.reduce_norm, self.middle_norm = nn.BatchNorm2d(inner), nn.BatchNorm2d(inner)
+        self.expand_norm = nn.BatchNorm2d(after)
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or before != after:
             project = nn.Conv2d(before, after, 1, stride=stride, bias=False)
@@ -72,7 +73,7 @@ class _Bottleneck(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """What is added, and the shortcut."""
-        added = functional.relu(self.norms[0](self.reduce(images)))
-        added = functional.relu(self.norms[1](self.middle(added)))
-        added = self.norms[2](self.expand(added))
+        added = functional.relu(self.reduce_norm(self.reduce(images)))
+        added = functional.relu(self.middle_norm(self.middle(added)))
+        added = self.expand_norm(self.expand(added))
         return functional.relu(added + self.shortcut(images))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,10 +14,24 @@ from torch.nn import functional
 from gradsieve.lab.data.folder import FolderPair, read_folder
 from gradsieve.lab.data.images import ImageBatch, ImagePair, read_cifar, read_digits
 from gradsieve.lab.models import Architecture
+from gradsieve.lab.workloads.optimizer import Sgd
+from gradsieve.lab.workloads.schedule import Cosine, Steps
 from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
-from gradsieve.lab.workloads.workload import Limits, Preset, unknown_source
+from gradsieve.lab.workloads.workload import (
+    GTOPK,
+    PARTLY,
+    PUBLISHED,
+    SMALL,
+    Limits,
+    Preset,
+    Workload,
+    presets,
+    unknown_source,
+)
 
 SOURCES = ("digits", "cifar10", "imagenet")
+CIFAR_STEPS = Steps(warmup=10 / 161, milestones=(81 / 161, 122 / 161, 155 / 161))
+IMAGENET_STEPS = Steps(warmup=5 / 90, milestones=(30 / 90, 60 / 90, 80 / 90))
 
 
 @dataclass(frozen=True)
@@ -71,3 +85,44 @@ def open_classification(
     shape = architecture.shape(preset.size, channels=pair.channels, classes=pair.classes)
     train, test = first(pair.train, limits.train), first(pair.test, limits.test)
     return Classification(train, test, architecture, shape, preset.batch)
+
+
+def _small(rate: float, side: int, epochs: int = 12) -> Preset:
+    sgd = Sgd(rate, momentum=0.9, weight_decay=5e-4)
+    return Preset("small", ImageData("digits", side), 16, epochs, sgd, Cosine(0.1), note=SMALL)
+
+
+def _on_cifar(preset: Preset) -> Preset:
+    """The same small model on pictures that are harder to tell apart."""
+    return replace(preset, data=replace(preset.data, source="cifar10"), batch=32, epochs=10)
+
+
+def _workload(model: str, small: Preset, paper: Preset, sources: tuple[str, ...]) -> Workload:
+    chosen = presets(default=small, cifar10=_on_cifar(small), paper=paper)
+    return Workload(model, "tells pictures apart", model, sources, chosen, open_classification)
+
+
+VGG16 = _workload(
+    "vgg16",
+    _small(0.05, side=32),
+    Preset("paper", ImageData("cifar10"), 16, 161, Sgd(0.1, 0.9, 1e-4), CIFAR_STEPS, note=PUBLISHED),
+    sources=("digits", "cifar10"),
+)
+RESNET20 = _workload(
+    "resnet20",
+    _small(0.1, side=16),
+    Preset("paper", ImageData("cifar10"), 32, 161, Sgd(0.1, 0.9, 1e-4), CIFAR_STEPS, GTOPK, note=PARTLY),
+    sources=("digits", "cifar10"),
+)
+RESNET50 = _workload(
+    "resnet50",
+    _small(0.05, side=64),
+    Preset("paper", ImageData("imagenet", 224), 32, 90, Sgd(0.1, 0.9, 1e-4), IMAGENET_STEPS, GTOPK, note=PARTLY),
+    sources=SOURCES,
+)
+ALEXNET = _workload(
+    "alexnet",
+    _small(0.05, side=64, epochs=20),
+    Preset("paper", ImageData("imagenet", 224), 64, 90, Sgd(0.01, 0.9, 5e-4), IMAGENET_STEPS, GTOPK, note=PARTLY),
+    sources=SOURCES,
+)

@@ -1,7 +1,8 @@
-"""The next symbol of a text: cross entropy, perplexity and bits.
+"""The next symbol of a text: cross entropy, perplexity and accuracy.
 
-In training the model's state goes from one window to the next (truncated back-propagation through time). In testing every
-window starts afresh, so that scores do not depend on how many workers share the test; test windows are long instead.
+In training the model's state goes from one window to the next (truncated back-propagation through time). In testing
+every window starts afresh, so that scores do not depend on how many workers share the test; test windows are long
+instead.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from gradsieve.lab.data.stream import StreamSampler
 from gradsieve.lab.data.tokens import Tokens, as_bytes, as_pieces, as_words
 from gradsieve.lab.data.windows import TokenBatch, WindowSet
 from gradsieve.lab.models import Architecture
+from gradsieve.lab.workloads.optimizer import Adam, Sgd
+from gradsieve.lab.workloads.schedule import Cosine, Exponential
 from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
-from gradsieve.lab.workloads.workload import Limits, Preset, unknown_source
+from gradsieve.lab.workloads.workload import GTOPK, PARTLY, SMALL, Limits, Preset, Workload, presets, unknown_source
 
 SOURCES = ("library", "text")
 TEST_WINDOWS = 16  # how much longer a window is in testing
@@ -101,3 +104,35 @@ def open_language(architecture: Architecture[Any], preset: Preset, path: Path | 
 
 def _cross_entropy(scores: Tensor, targets: Tensor, reduction: str) -> Tensor:
     return functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
+LSTM = Workload(
+    "lstm",
+    "tells the next symbol of a text",
+    "lstm",
+    SOURCES,
+    presets(
+        default=Preset(
+            "small",
+            TextData(length=64),
+            batch=16,
+            epochs=0.25,
+            optimizer=Adam(3e-3),
+            schedule=Cosine(0.05),
+            clip_norm=1.0,
+            note=SMALL,
+        ),
+        paper=Preset(
+            "paper",
+            TextData(symbols="pieces", vocabulary=10_000, length=35),
+            batch=32,
+            epochs=55,
+            optimizer=Sgd(1.0, momentum=0.0),
+            schedule=Exponential(hold=14 / 55, final=1.15 ** (14 - 55)),  # Zaremba et al.: by 1.15 an epoch after 14
+            sieve=GTOPK,
+            clip_norm=10.0,
+            note=PARTLY,
+        ),
+    ),
+    open_language,
+)

@@ -14,8 +14,11 @@ from torch.nn import functional
 from gradsieve.errors import InputError
 from gradsieve.lab.data.masked import MaskedBatch, MaskedSet
 from gradsieve.lab.models import Architecture
+from gradsieve.lab.workloads.language import SOURCES, TextData
+from gradsieve.lab.workloads.optimizer import Adam
+from gradsieve.lab.workloads.schedule import Linear
 from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
-from gradsieve.lab.workloads.workload import Limits, Preset
+from gradsieve.lab.workloads.workload import PUBLISHED, SMALL, Limits, Preset, Sieve, Workload, presets
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,3 +63,36 @@ def open_pretraining(architecture: Architecture[Any], preset: Preset, path: Path
     sets = [MaskedSet(part, preset.data.length, tokens.vocabulary) for part in (tokens.train, tokens.test)]
     train, test = first(sets[0], limits.train), first(sets[1], limits.test)
     return Pretraining(train, test, architecture, shape, preset.batch, test_batch=64)
+
+
+BERT = Workload(
+    "bert",
+    "tells hidden word pieces, and whether segments belong together",
+    "bert",
+    SOURCES,
+    presets(
+        default=Preset(
+            "small",
+            TextData(symbols="pieces", vocabulary=4096, length=64),
+            batch=16,
+            epochs=1,
+            optimizer=Adam(1e-3, weight_decay=0.01),
+            schedule=Linear(0.1),
+            sieve=Sieve(density=0.01, threshold_every=128),
+            clip_norm=1.0,
+            note=SMALL,
+        ),
+        paper=Preset(
+            "paper",
+            TextData(symbols="pieces", vocabulary=30_522, length=128),
+            batch=8,
+            epochs=3,
+            optimizer=Adam(2e-4, weight_decay=0.01),
+            schedule=Linear(0.01),
+            sieve=Sieve(density=0.01, threshold_every=128),
+            clip_norm=1.0,
+            note=f"{PUBLISHED}; length of warm-up and run chosen here",
+        ),
+    ),
+    open_pretraining,
+)

@@ -1,11 +1,11 @@
 """What a trainer needs to know of a task, so that one trainer serves all.
 
-    task = WORKLOADS["resnet20"].open("default")
-    model, sampler = task.model(seed), task.sampler(rank, size, seed)
-    for batch in task.batches(sampler):               # the rest of the current epoch
-        loss, carry = task.loss(model, batch, carry)  # carry: None at first; what a recurrent model hands on
-    sums = task.measure(model, rank, size)            # a few numbers; add them up over ranks, then:
-    task.scores(sums)                                 # {"accuracy": ..., "loss": ...}
+task = WORKLOADS["resnet20"].open("default")
+model, sampler = task.model(seed), task.sampler(rank, size, seed)
+for batch in task.batches(sampler):               # the rest of the current epoch
+    loss, carry = task.loss(model, batch, carry)  # carry: None at first; what a recurrent model hands on
+sums = task.measure(model, rank, size)            # a few numbers; add them up over ranks, then:
+task.scores(sums)                                 # {"accuracy": ..., "loss": ...}
 """
 
 from __future__ import annotations

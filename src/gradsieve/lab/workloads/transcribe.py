@@ -16,8 +16,10 @@ from gradsieve.lab.data.features import FeatureKind
 from gradsieve.lab.data.speech import BLANK, SpeechBatch, SpeechPair, decode, edit_distance, greedy
 from gradsieve.lab.data.spoken import read_synthetic
 from gradsieve.lab.models import Architecture
+from gradsieve.lab.workloads.optimizer import Adam, Sgd
+from gradsieve.lab.workloads.schedule import Cosine
 from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
-from gradsieve.lab.workloads.workload import Limits, Preset, unknown_source
+from gradsieve.lab.workloads.workload import PUBLISHED, SMALL, Limits, Preset, Workload, presets, unknown_source
 
 SOURCES = ("synthetic", "an4")
 
@@ -58,7 +60,7 @@ class Transcription(Task[SpeechBatch]):
     def tally(self, model: nn.Module, data: SpeechBatch) -> Tensor:
         """Characters and wrong ones, words and wrong ones, utterances and their loss."""
         scores, lengths = model(data.frames, data.lengths)
-        said = [decode(labels.tolist()) for labels in data.labels.cpu().split(data.label_lengths.tolist())]
+        said = [decode(labels.tolist()) for labels in torch.split(data.labels.cpu(), data.label_lengths.tolist())]
         heard = [greedy(row[:length]) for row, length in zip(scores.cpu(), lengths.tolist(), strict=True)]
         pairs = list(zip(said, heard, strict=True))
         wrong = sum(edit_distance(*pair) for pair in pairs)
@@ -92,3 +94,29 @@ def _ctc(scores: Tensor, lengths: Tensor, data: SpeechBatch) -> Tensor:
     return functional.ctc_loss(
         scores.transpose(0, 1), data.labels, lengths, data.label_lengths, BLANK, reduction="sum", zero_infinity=True
     )
+
+
+def _small(data: SpeechData, epochs: int) -> Preset:
+    return Preset("small", data, 8, epochs, Adam(2e-3), Cosine(0.05), clip_norm=400.0, note=SMALL)
+
+
+DEEPSPEECH = Workload(
+    "deepspeech",
+    "writes down what is said",
+    "deepspeech",
+    SOURCES,
+    presets(
+        default=_small(SpeechData(), epochs=20),
+        an4=_small(SpeechData("an4"), epochs=40),
+        paper=Preset(
+            "paper",
+            SpeechData("an4", "spectrogram"),
+            batch=2,
+            epochs=100,
+            optimizer=Sgd(1e-3, momentum=0.9),
+            clip_norm=400.0,
+            note=f"{PUBLISHED}; number of epochs chosen here",
+        ),
+    ),
+    open_transcription,
+)

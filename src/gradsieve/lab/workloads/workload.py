@@ -53,7 +53,7 @@ class Preset:
     size: Size
     data: Any  # the task's own settings: source, and how samples are cut
     batch: int  # samples a worker and step
-    epochs: int
+    epochs: float  # may be part of one: stop when so much is done
     optimizer: OptimizerSetting
     schedule: RateSchedule = field(default_factory=Steps)
     sieve: Sieve = field(default_factory=Sieve)
@@ -70,6 +70,18 @@ class Limits(NamedTuple):
 
     train: int | None = None
     test: int | None = None
+
+
+ALL = Limits()
+PUBLISHED = "batch, optimizer, schedule, density and periods of the Ok-Topk paper"
+PARTLY = "density and its warm-up from the gTop-k paper; rate, schedule and number of epochs as usual for the model"
+SMALL = "chosen here to learn within minutes on two cores"
+GTOPK = Sieve("gtopk", density=0.001, warmup=(0.015625, 0.004))
+
+
+def presets(**named: Preset) -> Registry[Preset]:
+    """By name."""
+    return Registry("preset", named)
 
 
 Open = Callable[[Architecture[Any], Preset, Path | None, Limits], "Task[Any]"]
@@ -95,7 +107,7 @@ class Workload:
             raise unknown_source(source, self.sources)
         return replace(chosen, data=replace(chosen.data, source=source))
 
-    def open(self, preset: Preset | str = "default", path: Path | None = None, limits: Limits = Limits()) -> Task[Any]:
+    def open(self, preset: Preset | str = "default", path: Path | None = None, limits: Limits = ALL) -> Task[Any]:
         """Read the data, from `path` where the source is what the user has; ready to train."""
         chosen = self.preset(preset) if isinstance(preset, str) else preset
         return self.open_task(MODELS[self.model], chosen, path, limits)
@@ -103,4 +115,8 @@ class Workload:
 
 def unknown_source(source: str, allowed: tuple[str, ...]) -> UnknownNameError:
     """In the words of a registry."""
-    return UnknownNameError(Registry("source of data", dict.fromkeys(allowed))._unknown(source))
+    try:
+        Registry("source of data", dict.fromkeys(allowed))[source]
+    except UnknownNameError as error:
+        return error
+    raise AssertionError(f"{source} is allowed")
