@@ -54,7 +54,7 @@ def get(name: str, archive: Path | None) -> None:
 
     source = SOURCES[name]
     if source.fetch is None:
-        raise InputError(f"{name} is not fetched: {source.how}")
+        raise InputError(f"{name} cannot be fetched; how to have it: {source.how}")
     if (present := source.cached()) is None:
         with _fetching() as progress:
             present = source.fetch(archive, progress)

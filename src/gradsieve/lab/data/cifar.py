@@ -8,6 +8,7 @@ together.
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import pickle
 import tarfile
@@ -124,8 +125,7 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.is_file():
-                with file.open("rb") as opened:
-                    yield file.name, opened
+                yield file.name, io.BytesIO(file.read_bytes())
         return
     if not path.is_file():
         raise MissingDataError(f"there is no file or folder {path}; expected cifar-10-python.tar.gz or what it holds")
@@ -134,7 +134,7 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
             for member in archive:
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None:
-                    yield member.name, content
+                    yield member.name, io.BytesIO(content.read())
     except (tarfile.TarError, EOFError, OSError) as error:
         raise InputError(f"{path} cannot be read as a tar archive: {error}") from None
 

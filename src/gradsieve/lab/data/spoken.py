@@ -2,8 +2,8 @@
 
 Every letter is a sound of its own: a buzz of harmonics shaped by two resonances, or hiss for some. A word is its
 letters one after the other, gliding from sound to sound; words are apart by silence. Speakers differ in pitch, length
-of the vocal tract, speed and loudness; noise is added. The words are numbers and commands. It has the shape of the task,
-not its difficulty: results on it say how training goes, never how well speech is recognized.
+of the vocal tract, speed and loudness; noise is added. The words are numbers and commands. It has the shape of the
+task, not its difficulty: results on it say how training goes, never how well speech is recognized.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ MODELS: Registry[Architecture[Any]] = Registry(
             ResNet50, ResNet50Shape(), ResNet50Shape((1, 1, 1, 1), width=16), 25_557_032, "ResNet-50"
         ),
         "alexnet": Architecture(
-            AlexNet, AlexNetShape(), AlexNetShape(16, 512, pooled=2), 61_100_840, "AlexNet in one tower"
+            AlexNet, AlexNetShape(), AlexNetShape(16, 512, pooled=2, dropout=0.2), 61_100_840, "AlexNet in one tower"
         ),
         "lstm": Architecture(
             LstmLanguageModel,

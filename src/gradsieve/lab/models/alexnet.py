@@ -47,6 +47,9 @@ class AlexNet(nn.Module):
             nn.Linear(shape.hidden, shape.classes),
         )  # fmt: skip
         init_convolutions(self)
+        for layer in self.classifier[:-1]:
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores of the classes."""

@@ -122,7 +122,7 @@ RESNET50 = _workload(
 )
 ALEXNET = _workload(
     "alexnet",
-    _small(0.05, side=64, epochs=20),
+    _small(0.02, side=64),
     Preset("paper", ImageData("imagenet", 224), 64, 90, Sgd(0.01, 0.9, 5e-4), IMAGENET_STEPS, GTOPK, note=PARTLY),
     sources=SOURCES,
 )

@@ -30,12 +30,14 @@ class SpeechData:
 
     source: str = "synthetic"
     features: FeatureKind = "cepstra"  # spectrogram says more, and makes the model larger and slower
+    num_train: int = 600  # generated utterances; recordings are as many as there are
+    num_test: int = 100
 
     def read(self, path: Path | None) -> SpeechPair:
         """Both parts."""
         match self.source:
             case "synthetic":
-                return read_synthetic(self.features)
+                return read_synthetic(self.features, self.num_train, self.num_test)
             case "an4":
                 return read_an4(path, self.features)
         raise unknown_source(self.source, SOURCES)
