@@ -47,8 +47,8 @@ class AlexNet(nn.Module):
             nn.Linear(shape.hidden, shape.classes),
         )  # fmt: skip
         init_convolutions(self)
-        for layer in self.classifier[:-1]:
-            if isinstance(layer, nn.Linear):
+        for layer in self.classifier:
+            if isinstance(layer, nn.Linear) and layer.out_features == shape.hidden:
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
