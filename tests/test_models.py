@@ -85,6 +85,11 @@ def test_bert_with_a_shared_decoder_would_be_the_original() -> None:
     assert separate - shape.vocabulary * shape.hidden == 110_106_428
 
 
+def test_deepspeech_on_cepstra_differs_in_the_first_lstm_layer_only() -> None:
+    with torch.device("meta"):
+        assert count_parameters(DeepSpeech(DeepSpeechShape(features=13))) == 23_780_768
+
+
 def test_the_lstm_goes_on_from_what_it_carries() -> None:
     model = MODELS["lstm"].build(MODELS["lstm"].small, 0)
     tokens = torch.randint(256, (3, 20))
