@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from gradsieve.cli.bench import bench
+from gradsieve.cli.data import data
 from gradsieve.cli.demo import demo
 from gradsieve.cli.lab import lab
 from gradsieve.cli.listing import listing
@@ -32,6 +33,7 @@ app.add_command(listing)
 app.add_command(bench)
 app.add_command(demo)
 app.add_command(lab)
+app.add_command(data)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
