@@ -53,6 +53,22 @@ def density_option() -> Callable[[F], F]:
     )
 
 
+def ranks_option(default: Sequence[int]) -> Callable[[F], F]:
+    """How many workers."""
+    return click.option(
+        "--ranks",
+        "--hosts",
+        "ranks",
+        multiple=True,
+        type=str,
+        callback=counts,
+        default=default,
+        show_default=True,
+        metavar="P ...",
+        help="Workers.",
+    )
+
+
 def repeats_option(default: int) -> Callable[[F], F]:
     """How many steps the median is taken over."""
     return click.option(
@@ -128,17 +144,9 @@ def select(
 )
 @click.option("--no-peers", is_flag=True, help="Recipes only.")
 @click.option(
-    "--ranks",
-    "--hosts",
-    "ranks",
-    multiple=True,
-    type=str,
-    callback=counts,
-    default=(4,),
-    show_default=True,
-    metavar="P ...",
-    help="Worker processes.",
+    "--values", multiple=True, default=("exact",), show_default=True, metavar="CODE ...", help="How values are written."
 )
+@ranks_option((4,))
 @numel_option(REDUCE_NUMELS)
 @density_option()
 @repeats_option(15)
@@ -148,6 +156,7 @@ def reduce(
     networks: Sequence[str],
     peers: Sequence[str],
     no_peers: bool,
+    values: Sequence[str],
     ranks: Sequence[int],
     numels: Sequence[int],
     densities: Sequence[float],
@@ -166,10 +175,63 @@ def reduce(
     from gradsieve.recipes import RECIPES
 
     raced = peers or (list(PEERS) if networks and not no_peers else [])
-    plan = ReducePlan(recipes or list(RECIPES), numels, densities, ranks, repeats, networks or (LOOPBACK,), raced)
+    plan = ReducePlan(
+        recipes or list(RECIPES), numels, densities, ranks, repeats, networks or (LOOPBACK,), raced, values
+    )
     with termination_unwinds(), measuring() as progress:
         report = bench_reduce(plan, progress)
     show(report, "From gradient to written-back mean", COLUMNS, as_json)
+
+
+@bench.command(cls=ManyValues)
+@click.option("--values", multiple=True, metavar="CODE ...", help="How values are written; all codes if none is named.")
+@click.option(
+    "--indices",
+    multiple=True,
+    default=("auto",),
+    show_default=True,
+    metavar="CODE ...",
+    help="How indices are written: auto, plain, bitmap, blocks, gaps.",
+)
+@click.option(
+    "--network",
+    "networks",
+    multiple=True,
+    metavar="RATE ...",
+    help="Count by the interfaces of a limited network too: 1gbit, … (Linux, root).  [default: ranks as threads]",
+)
+@ranks_option((4, 8))
+@click.option(
+    "--numel", type=str, callback=count, default=14_700_000, show_default=True, metavar="N", help="Gradient length."
+)
+@density_option()
+@repeats_option(20)
+@json_option()
+def wire(
+    values: Sequence[str],
+    indices: Sequence[str],
+    networks: Sequence[str],
+    ranks: Sequence[int],
+    numel: int,
+    densities: Sequence[float],
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Bytes that Ok-Topk receives in every code, against the papers' lower bound; and how fast codes are.
+
+    The lower bound is 2k(P-1)/P words: an index and a value of four bytes for each of k entries.
+    """
+    from gradsieve.lab.bench.wire import COLUMNS, THREADS, WirePlan, bench_wire
+    from gradsieve.lab.interrupts import termination_unwinds
+    from gradsieve.wire import Codec
+    from gradsieve.wire.values import VALUE_CODES
+
+    for name in (*values, *indices):
+        Codec(values=name) if name in values else Codec(indices=name)
+    plan = WirePlan(values or list(VALUE_CODES), indices, densities, ranks, numel, repeats, networks or (THREADS,))
+    with termination_unwinds(), measuring() as progress:
+        report = bench_wire(plan, progress)
+    show(report, "On the wire", COLUMNS, as_json)
 
 
 def show(report: Report, title: str, columns: Sequence[Column], as_json: bool) -> None:

@@ -117,7 +117,7 @@ class OkTopk(Reducer[OkTopkState]):
 
     def _summary(self, owned: SparseVector, k: int, size: int) -> Array:
         """How many sums this rank has, and some of their magnitudes, evenly spaced by rank."""
-        num_points = min(self.threshold_points, max(MIN_POINTS, k // (8 * size)))
+        num_points = min(self.threshold_points, max(MIN_POINTS, k // (32 * size)))
         # A sample serves as well: its error is below a percent of the count, its sort ten times faster.
         looked_at = kernels(owned.values).sample(owned.values, SAMPLED_SUMS)
         ranks = torch.from_numpy(point_ranks(looked_at.numel(), num_points))

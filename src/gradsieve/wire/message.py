@@ -196,9 +196,14 @@ class _Reader:
 def _header(
     vector: SparseVector, expected: Expected, low: int, index_code: IndexCode, value_code: ValueCode, note: Array
 ) -> Header:
-    finite = bool(torch.isfinite(vector.values.sum())) or bool(torch.isfinite(vector.values).all())
-    kind = _MAGIC << 24 | _VERSION << 16 | finite << 8 | _VALUE_DTYPES.index(vector.values.dtype)
+    kind = _MAGIC << 24 | _VERSION << 16 | _is_finite(vector.values) << 8 | _VALUE_DTYPES.index(vector.values.dtype)
     return Header(kind, expected.numel, expected.k, low, vector.nnz, index_code.word, value_code.word, note.size)
+
+
+def _is_finite(values: Tensor) -> bool:
+    if values.dtype in (torch.float32, torch.float64):  # torch would share the work out and wait for a busy core
+        return bool(np.isfinite(values.cpu().numpy()).all())
+    return bool(torch.isfinite(values).all())
 
 
 def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,7 +38,8 @@ from gradsieve.lab.network.iproute import require_tools
 from gradsieve.lab.network.topology import Topology, split_profile
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Tell, Worker, run_workers, threads_per_worker
 from gradsieve.pipeline import Pipeline
-from gradsieve.recipes import RECIPES, Recipe
+from gradsieve.recipes import RECIPES, Recipe, recipe
+from gradsieve.wire import Codec
 
 BACKEND = "gloo all_reduce"
 LOOPBACK = "loopback"
@@ -47,6 +48,7 @@ DENSE_WARMUP_STEPS = 2
 
 COLUMNS = (
     Column("recipe", "recipe"),
+    Column("values", "values"),
     Column("network", "network"),
     Column("ranks", "ranks"),
     Column("numel", "numel", thousands),
@@ -72,6 +74,7 @@ class ReducePlan:
     repeats: int
     networks: Sequence[str] = (LOOPBACK,)  # or `1gbit`, `1gbit+5ms`: every rank in a host of its own
     peers: Sequence[str] = ()
+    values: Sequence[str] = ("exact",)  # codes; a recipe that has none, such as dense, runs once
 
 
 class Cell(NamedTuple):
@@ -84,18 +87,28 @@ class Cell(NamedTuple):
     density: float
     ranks: int
     repeats: int
+    values: tuple[str, ...]
+
+    @property
+    def mixtures(self) -> dict[str, tuple[str, str]]:
+        """Recipes with codes, by the name they have in the contest."""
+        return {
+            name if code == "exact" else f"{name} {code}": (name, code)
+            for name in self.recipes
+            for code in (self.values if name != "dense" else ("exact",))
+        }
 
 
 class RecipeContender:
     """A recipe in a pipeline, its traffic counted."""
 
-    def __init__(self, recipe: Recipe, grad: Tensor, k: int, meter: Meter) -> None:
+    def __init__(self, chosen: Recipe, grad: Tensor, k: int, meter: Meter) -> None:
         self.k = k
         self._meter = meter
-        self.warmup_steps = DENSE_WARMUP_STEPS if isinstance(recipe, RECIPES["dense"]) else RESIDUAL_WARMUP_STEPS
+        self.warmup_steps = DENSE_WARMUP_STEPS if isinstance(chosen, RECIPES["dense"]) else RESIDUAL_WARMUP_STEPS
         self._grad = grad
         self._comm = CountingComm(TorchComm(timeout_seconds=TIMEOUT_SECONDS))
-        self._pipeline = Pipeline(recipe, self._comm)
+        self._pipeline = Pipeline(chosen, self._comm)
         self._state = self._pipeline.init(grad)
 
     def step(self, grad: Tensor) -> Exchanged:
@@ -139,7 +152,7 @@ def bench_reduce(plan: ReducePlan, progress: Progress = silent) -> Report:
             for numel in plan.numels:
                 for density in plan.densities:
                     names = tuple(plan.recipes), tuple(plan.peers)
-                    cell = Cell(*names, network, numel, density, ranks, plan.repeats)
+                    cell = Cell(*names, network, numel, density, ranks, plan.repeats, tuple(plan.values))
                     rows += _rows(cell, _run(cell, lambda told: progress(*told)))
     return Report(environment(), rows)
 
@@ -148,6 +161,8 @@ def _check(plan: ReducePlan) -> None:
     """Whatever is wrong is an error here, not in a worker after minutes."""
     for name in plan.recipes:
         RECIPES[name]
+    for code in plan.values:
+        Codec(values=code)
     for name in plan.peers:
         PEERS[name]
     for network in plan.networks:
@@ -156,7 +171,7 @@ def _check(plan: ReducePlan) -> None:
             Topology.of(max(plan.ranks), rate, latency=latency)
             require_tools()
     # Each recipe and peer keeps up to three vectors; the pool, the gradient, and what a dense step makes on the way.
-    vectors = POOL + 3 + 3 * (len(plan.recipes) + len(plan.peers))
+    vectors = POOL + 3 + 3 * (len(plan.recipes) * len(plan.values) + len(plan.peers))
     remedy = "use a smaller --numel, fewer --recipe or fewer --peer"
     require_memory(4 * vectors * max(plan.numels) * max(plan.ranks), remedy)
 
@@ -176,9 +191,8 @@ def measure(worker: Worker, cell: Cell) -> dict[str, list[Exchanged]]:
     k = max(1, round(cell.numel * cell.density))
     meter = Meter(in_network=cell.network != LOOPBACK)
     contenders: dict[str, Contender[Exchanged]] = {BACKEND: BackendContender(grad, meter)}
-    for name in cell.recipes:
-        recipe = cast(Callable[[], Recipe], RECIPES[name])()
-        contenders[name] = RecipeContender(recipe, grad, k, meter)
+    for mixture, (name, code) in cell.mixtures.items():
+        contenders[mixture] = RecipeContender(recipe(name, values=code), grad, k, meter)
     parameters = torch.zeros(cell.numel if cell.peers else 0)
     for name in cell.peers:
         contenders[name] = PeerContender(PEERS[name], parameters, meter)
@@ -195,8 +209,9 @@ def _rows(cell: Cell, measured: Sequence[dict[str, list[Exchanged]]]) -> list[Ro
     dense = statistics.median(slowest[BACKEND])
     return [
         {
-            "recipe": name,
-            "peer": name not in cell.recipes,
+            "recipe": cell.mixtures.get(name, (name, ""))[0],
+            "values": cell.mixtures.get(name, (name, ""))[1],
+            "peer": name not in cell.mixtures,
             "network": cell.network,
             "numel": cell.numel,
             "density": cell.density,
