@@ -126,7 +126,8 @@ def test_a_value_takes_the_bits_its_name_says(name: str) -> None:
     sent = SparseVector(torch.arange(count), torch.randn(count, dtype=torch.float64), count)
     size = Codec(values=name).pack(sent, expected(count, torch.float64), 0).message.numel()
     scales = 4 * count / 128 if name in ("int8", "int4", "sign") else 0
-    assert size == OVERHEAD_BYTES + scales + count * BITS[name] / 8
+    most = OVERHEAD_BYTES + scales + count * BITS[name] / 8
+    assert size == most or (name == "bf16" and size < 0.9 * most)
 
 
 def test_magnitudes_that_have_much_in_common_lose_it_and_nothing_else() -> None:

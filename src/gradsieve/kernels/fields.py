@@ -36,13 +36,13 @@ def magnitude_span(bits: Any) -> tuple[Any, Any]:
 
 
 @compiled
-def encode_narrow(bits: Any, base: int, width: int, words: Any) -> None:
-    """Each value's sign and its magnitude's distance from `base`, in `width` bits together."""
-    offset, width_bits = uint64(base), uint64(width)
+def encode_narrow(bits: Any, shift: int, base: int, width: int, words: Any) -> None:
+    """Each sign and the magnitude's distance from `base`, without its `shift` low bits, in `width` bits together."""
+    offset, width_bits, dropped = uint64(base), uint64(width), uint32(shift)
     word, pending, filled = uint64(0), uint64(0), uint64(0)
     for j in range(bits.size):
         value = bits[j]
-        field = (uint64(value & _MAGNITUDE) - offset) << ONE | uint64(value >> _SIGN_SHIFT)
+        field = (uint64((value & _MAGNITUDE) >> dropped) - offset) << ONE | uint64(value >> _SIGN_SHIFT)
         pending |= field << filled
         filled += width_bits
         if filled >= uint64(64):
@@ -55,14 +55,14 @@ def encode_narrow(bits: Any, base: int, width: int, words: Any) -> None:
 
 
 @compiled
-def decode_narrow(words: Any, base: int, width: int, bits: Any) -> None:
+def decode_narrow(words: Any, shift: int, base: int, width: int, bits: Any) -> None:
     """Read the values back; `words` has at least one word more than they take."""
     mask = (ONE << uint64(width)) - ONE
-    offset, bit = uint64(base), uint64(0)
+    offset, bit, dropped = uint64(base), uint64(0), uint32(shift)
     for j in range(bits.size):
         field = get(words, bit, mask)
         bit += uint64(width)
-        bits[j] = (uint32(offset + (field >> ONE)) & _MAGNITUDE) | (uint32(field & ONE) << _SIGN_SHIFT)
+        bits[j] = ((uint32(offset + (field >> ONE)) << dropped) & _MAGNITUDE) | (uint32(field & ONE) << _SIGN_SHIFT)
 
 
 @compiled
@@ -113,17 +113,8 @@ def encode_signs(values: Any, steps: Any, codes: Any, rounded: Any) -> None:
 
 
 @compiled
-def encode_bf16(values: Any, codes: Any, rounded: Any) -> None:
-    """The upper half of each float32, rounded to nearest, ties to even."""
-    for j in range(values.size):
-        bits = np.float32(values[j]).view(np.uint32)
-        half = (bits + uint32(0x7FFF) + (bits >> uint32(16) & uint32(1))) >> uint32(16)
-        codes[j] = half
-        rounded[j] = np.uint32(half << uint32(16)).view(np.float32)
-
-
-@compiled
-def decode_bf16(codes: Any, values: Any) -> None:
-    """The upper halves, and zeros."""
-    for j in range(values.size):
-        values[j] = np.uint32(uint32(codes[j]) << uint32(16)).view(np.float32)
+def round_bf16(bits: Any, rounded: Any) -> None:
+    """Each float32 without its lower half, rounded to nearest, ties to even; both as bit patterns."""
+    for j in range(bits.size):
+        odd = bits[j] >> uint32(16) & uint32(1)
+        rounded[j] = (bits[j] + uint32(0x7FFF) + odd) & uint32(0xFFFF0000)

@@ -4,7 +4,8 @@
 | --- | --- | --- |
 | `exact` | 32 or 64, float32 mostly 26 to 28 | what all magnitudes of a message have in common is left out |
 | `float32` | 32 | for float64 vectors |
-| `bf16`, `fp16` | 16 | |
+| `bf16` | 16, mostly 10 to 12 | likewise |
+| `fp16` | 16 | |
 | `int8`, `int4` | 8, 4 | multiples of a step that 128 values share |
 | `sign` | 1 | the mean magnitude that 128 values share |
 
@@ -27,6 +28,7 @@ from gradsieve.registry import Registry
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WORTH_NARROWING_BITS = 30  # wider fields save too little for the time they take
+BRAIN_SHIFT = 16
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -81,17 +83,19 @@ class Native(ValueCode):
 
 @dataclass(frozen=True)
 class Narrow(ValueCode):
-    """float32 without loss: sign, and how far the magnitude's bit pattern lies above the least one's."""
+    """float32 and bfloat16: sign, and how far the magnitude's bit pattern lies above the least one's."""
 
     kind: ClassVar[int] = 1
+    largest: ClassVar[float] = fields.LARGEST_BF16  # for values that are rounded
     count: int
+    shift: int  # low bits that are zero
     base: int
     width: int
 
     @property
     def word(self) -> int:
         """See `ValueCode.word`."""
-        return self.kind | self.width << 8 | self.base << 16
+        return self.kind | self.width << 8 | self.shift << 16 | self.base << 24
 
     @property
     def num_words(self) -> int:
@@ -100,14 +104,21 @@ class Narrow(ValueCode):
 
     def write(self, values: Array, words: Array) -> Array:
         """See `ValueCode.write`."""
-        fields.encode_narrow(values.view(np.uint32), self.base, self.width, words)
-        return values
+        rounded = values if self.shift == 0 else _brain(values)
+        fields.encode_narrow(rounded.view(np.uint32), self.shift, self.base, self.width, words)
+        return rounded.astype(values.dtype, copy=False)
 
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
         """See `ValueCode.read`."""
         values = np.empty(self.count, np.float32)
-        fields.decode_narrow(words, self.base, self.width, values.view(np.uint32))
+        fields.decode_narrow(words, self.shift, self.base, self.width, values.view(np.uint32))
         return values.astype(dtype, copy=False)
+
+    @classmethod
+    def fitting(cls, values: Array, shift: int = 0) -> Narrow:
+        """The narrowest for these float32 values, of which `shift` low bits are zero."""
+        least, greatest = (int(bits) >> shift for bits in fields.magnitude_span(values.view(np.uint32)))
+        return cls(values.size, shift, least, (greatest - least).bit_length() + 1)
 
 
 @dataclass(frozen=True)
@@ -134,36 +145,10 @@ class Single(ValueCode):
 
 
 @dataclass(frozen=True)
-class Brain(ValueCode):
-    """bfloat16: the upper half of a float32."""
-
-    kind: ClassVar[int] = 3
-    largest: ClassVar[float] = fields.LARGEST_BF16
-    count: int
-
-    @property
-    def num_words(self) -> int:
-        """See `ValueCode.num_words`."""
-        return num_words(16 * self.count)
-
-    def write(self, values: Array, words: Array) -> Array:
-        """See `ValueCode.write`."""
-        rounded = np.empty_like(values)
-        fields.encode_bf16(values, words.view(np.uint16)[: self.count], rounded)
-        return rounded
-
-    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
-        """See `ValueCode.read`."""
-        values = np.empty(self.count, dtype)
-        fields.decode_bf16(words.view(np.uint16)[: self.count], values)
-        return values
-
-
-@dataclass(frozen=True)
 class Half(ValueCode):
     """IEEE float16."""
 
-    kind: ClassVar[int] = 4
+    kind: ClassVar[int] = 3
     largest: ClassVar[float] = fields.LARGEST_FP16
     count: int
 
@@ -237,7 +222,7 @@ class Stepped(ValueCode):
 class Byte(Stepped):
     """-127 to 127."""
 
-    kind: ClassVar[int] = 5
+    kind: ClassVar[int] = 4
     bits: ClassVar[int] = 8
 
 
@@ -245,7 +230,7 @@ class Byte(Stepped):
 class Nibble(Stepped):
     """-7 to 7, two in a byte."""
 
-    kind: ClassVar[int] = 6
+    kind: ClassVar[int] = 5
     bits: ClassVar[int] = 4
 
     def packed(self, codes: Array) -> Array:
@@ -268,7 +253,7 @@ class Nibble(Stepped):
 class Sign(Stepped):
     """-1 or 1."""
 
-    kind: ClassVar[int] = 7
+    kind: ClassVar[int] = 6
     bits: ClassVar[int] = 1
 
     def encode(self, values: Array, steps: Array, codes: Array, rounded: Array) -> None:
@@ -287,9 +272,9 @@ class Sign(Stepped):
 
 VALUE_CODES: Registry[type[ValueCode] | None] = Registry(
     "value code",
-    {"exact": None, "float32": Single, "bf16": Brain, "fp16": Half, "int8": Byte, "int4": Nibble, "sign": Sign},
+    {"exact": None, "float32": Single, "bf16": Narrow, "fp16": Half, "int8": Byte, "int4": Nibble, "sign": Sign},
 )
-_ROUNDING: dict[int, Any] = {code.kind: code for code in VALUE_CODES.values() if code is not None}
+_SIMPLE: dict[int, Any] = {code.kind: code for code in (Single, Half, Byte, Nibble, Sign)}
 
 
 def chosen(name: str, values: Array) -> ValueCode:
@@ -299,28 +284,36 @@ def chosen(name: str, values: Array) -> ValueCode:
         return _exact(values)
     if values.dtype not in (np.float32, np.float64) or not np.abs(values).max() <= code.largest:
         return _exact(values)
-    made: ValueCode = code(values.size)
+    made: ValueCode = Narrow.fitting(_brain(values), BRAIN_SHIFT) if code is Narrow else code(values.size)
     return made
 
 
 def _exact(values: Array) -> ValueCode:
     if values.dtype == np.float32 and values.size:
-        least, greatest = fields.magnitude_span(values.view(np.uint32))
-        width = (int(greatest) - int(least)).bit_length() + 1
-        if width <= WORTH_NARROWING_BITS:
-            return Narrow(values.size, int(least), width)
+        narrow = Narrow.fitting(values)
+        if narrow.width <= WORTH_NARROWING_BITS:
+            return narrow
     return Native(values.size, values.itemsize)
+
+
+def _brain(values: Array) -> Array:
+    """As float32 whose lower half is zero: what bfloat16 holds."""
+    rounded = np.empty(values.size, np.float32)
+    fields.round_bf16(values.astype(np.float32, copy=False).view(np.uint32), rounded.view(np.uint32))
+    return rounded
 
 
 def from_word(word: int, count: int, itemsize: int) -> ValueCode | None:
     """What a received word says; None if it makes no sense."""
     kind, rest = word & 0xFF, word >> 8
-    if kind == Narrow.kind and 1 <= rest & 0xFF <= WORTH_NARROWING_BITS and 0 <= rest >> 8 < 1 << 31:
-        return Narrow(count, rest >> 8, rest & 0xFF)
+    if kind == Narrow.kind:
+        width, shift, base = rest & 0xFF, rest >> 8 & 0xFF, rest >> 16
+        sane = 1 <= width <= WORTH_NARROWING_BITS and shift in (0, BRAIN_SHIFT) and 0 <= base < 1 << 31
+        return Narrow(count, shift, base, width) if sane else None
     if rest != 0:
         return None
     if kind == Native.kind:
         return Native(count, itemsize)
-    code: Any = _ROUNDING.get(kind)
+    code: Any = _SIMPLE.get(kind)
     made: ValueCode | None = code(count) if code else None
     return made
