@@ -221,7 +221,7 @@ def test_entries_that_wait_below_the_threshold_do_not_flood_it() -> None:
     [
         ({"threshold_points": 0}, "threshold_points must be at least 1, got 0"),
         ({"repartition_every": 0}, "repartition_every must be at least 1, got 0"),
-        ({"skew": 0.5}, "skew and imbalance must be at least 1, got 0.5 and 1.3"),
+        ({"skew": 0.5}, "skew and imbalance must be at least 1, got 0.5 and 1.15"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:

@@ -64,11 +64,11 @@ class OkTopk(Reducer[OkTopkState]):
     """Split by balanced regions, reduce at the owners, gather what reaches a global threshold."""
 
     repartition_every: int = 64  # most steps between cuts of the regions; fewer follows moving gradients closer
-    imbalance: float = 1.3  # largest region over mean region from which they are cut anew; lower cuts more often
+    imbalance: float = 1.15  # largest region over mean region from which they are cut anew; lower cuts more often
     band: tuple[float, float] = (0.8, 1.25)  # counts (in k) that a prediction may give; narrower evaluates more often
     skew: float = 4.0  # largest block over mean block from which blocks are evened out; lower balances more often
     threshold_points: int = 128  # a rank's points for the threshold, fewer for small k; more meets k closer
-    points_per_region: int = 4  # a rank's points when regions are cut; more balances them closer
+    points_per_region: int = 8  # a rank's points when regions are cut; more balances them closer
 
     def __post_init__(self) -> None:
         for name in ("repartition_every", "threshold_points", "points_per_region"):
