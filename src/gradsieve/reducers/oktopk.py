@@ -97,6 +97,10 @@ class OkTopk(Reducer[OkTopkState]):
         leftover = local.without(total)  # 5
         return Reduced(total, leftover), self._next(state, k, sizes)
 
+    def rescaled(self, state: OkTopkState, factor: float) -> OkTopkState:
+        """See `Reducer.rescaled`."""
+        return state._replace(threshold=state.threshold * factor)
+
     def _balanced_bounds(self, local: SparseVector, comm: Comm) -> tuple[int, ...]:
         """Regions that receive equal shares of all ranks' entries, as far as the gathered points tell."""
         ranks = point_ranks(local.nnz, self.points_per_region * comm.size)

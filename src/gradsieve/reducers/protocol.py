@@ -56,6 +56,10 @@ class Reducer(ABC, Generic[S]):
     def reduce(self, local: SparseVector, k: int, state: S, comm: Comm) -> tuple[Reduced, S]:
         """The algorithm."""
 
+    def rescaled(self, state: S, factor: float) -> S:
+        """The state for gradients `factor` times as large as they were, as after a change of the loss scale."""
+        return state
+
 
 class StatelessReducer(Reducer[NoState]):
     """Base of algorithms that remember nothing."""

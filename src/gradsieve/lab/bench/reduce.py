@@ -31,6 +31,7 @@ from gradsieve.lab.bench.report import (
 )
 from gradsieve.lab.machine import require_memory
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker, run_workers, threads_per_worker
+from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import RECIPES, Recipe
 
@@ -88,7 +89,7 @@ class RecipeContender:
         self._grad = grad
         self._comm = CountingComm(TorchComm(timeout_seconds=TIMEOUT_SECONDS))
         self._pipeline = Pipeline(recipe, self._comm)
-        self._state = self._pipeline.init(grad)
+        self._state = self._pipeline.init(Pieces([grad]))
 
     def step(self, grad: Tensor) -> Exchanged:
         """A whole step in place, on a copy."""
