@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -26,16 +25,24 @@ class Pieces:
     """1-D contiguous tensors of one dtype and device that follow each other; together they are one vector."""
 
     def __init__(self, tensors: Sequence[Tensor], withheld: Sequence[bool] | None = None) -> None:
-        edges = list(accumulate((tensor.numel() for tensor in tensors), initial=0))
-        flags = [False] * len(tensors) if withheld is None else withheld
-        self._pieces = [
-            Piece(*place) for place in zip(edges[:-1], edges[1:], tensors, flags, strict=True) if place[2].numel()
-        ]
+        self._pieces: list[Piece] = []
+        self.numel = 0
+        for tensor, flag in zip(tensors, withheld or [False] * len(tensors), strict=True):
+            self._append(tensor, flag)
         if not self._pieces:
             raise InputError("a vector in pieces needs at least one entry, got none")
-        self.numel = edges[-1]
         self.dtype = tensors[0].dtype
         self.device = tensors[0].device
+
+    def _append(self, values: Tensor, withheld: bool) -> None:
+        """Add a piece, or lengthen the last one if this one follows it in memory too."""
+        if values.numel() == 0:
+            return
+        start, self.numel = self.numel, self.numel + values.numel()
+        if self._pieces and self._pieces[-1].withheld == withheld and _follows(values, self._pieces[-1].values):
+            start, _, before, _ = self._pieces.pop()
+            values = before.as_strided((before.numel() + values.numel(),), (1,))
+        self._pieces.append(Piece(start, self.numel, values, withheld))
 
     def __iter__(self) -> Iterator[Piece]:
         return iter(self._pieces)
@@ -65,3 +72,10 @@ class Pieces:
         for piece, part in zip(self._pieces, parts, strict=True):
             entries = part.indices - piece.start, part.values
             SparseVector.trusted(entries, piece.stop - piece.start).write_to_(piece.values)
+
+
+def _follows(values: Tensor, before: Tensor) -> bool:
+    return (
+        values.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+        and values.storage_offset() == before.storage_offset() + before.numel()
+    )
