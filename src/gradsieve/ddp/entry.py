@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve import handshake
 from gradsieve.comm import CountingComm, TorchComm
+from gradsieve.comm.twin import checked_timeout, twin_of
 from gradsieve.ddp.hook import Feed, exchange_hook
 from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings
@@ -64,9 +64,10 @@ def attach(
     the_rules = rules or Rules()
     parameters = _parameters(model)
     groups = cut_into_groups(parameters, the_rules, group_mb)
-    own_group = _own_group(model.process_group, timeout_seconds)
-    comm = CountingComm(TorchComm(own_group, timeout_seconds=_seconds(model.process_group, timeout_seconds)))
-    worker = Worker(f"gradsieve-{own_group.group_name[:8]}")
+    seconds = checked_timeout(model.process_group, timeout_seconds)
+    own_group = twin_of(model.process_group, seconds)
+    comm = CountingComm(TorchComm(own_group, timeout_seconds=seconds))
+    worker = Worker(own_group.group_name)
     try:
         engine = worker.call(lambda: _agreed_engine(groups, settings, the_rules, comm))
     except BaseException:
@@ -130,27 +131,6 @@ def _parameters(model: DistributedDataParallel) -> dict[str, Tensor]:
     if not found:
         raise InputError("the model has no parameters that require gradients: there is nothing to exchange")
     return found
-
-
-def _own_group(group: dist.ProcessGroup, timeout_seconds: float | None) -> dist.ProcessGroup:
-    """The same ranks again, for the worker's thread alone: two threads on one group would deadlock."""
-    own = dist.new_group(
-        dist.get_process_group_ranks(group),
-        timeout=timedelta(seconds=_seconds(group, timeout_seconds)),
-        backend=dist.get_backend(group),
-        use_local_synchronization=True,
-    )
-    assert isinstance(own, dist.ProcessGroup), "this rank is a member of the model's group"
-    return own
-
-
-def _seconds(group: dist.ProcessGroup, timeout_seconds: float | None) -> float:
-    if timeout_seconds is None:
-        device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-        return float(group._get_backend(device).options._timeout.total_seconds())
-    if timeout_seconds <= 0:
-        raise InputError(f"timeout_seconds must be positive, got {timeout_seconds}")
-    return timeout_seconds
 
 
 def _loss_scale(scaler: Scaler | None) -> Callable[[], float]:
