@@ -79,7 +79,7 @@ def digest(tensors: Any) -> str:
     """Of all bits."""
     sums = hashlib.sha256()
     for tensor in tensors:
-        sums.update(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        sums.update(tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
     return sums.hexdigest()
 
 
