@@ -6,6 +6,7 @@ A check asserts: a failure on any rank ends the job, and its sentence names the 
 from __future__ import annotations
 
 import io
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import gradsieve
 from ddp_models import (
@@ -244,6 +246,21 @@ def uneven_inputs_with_join(rank: int) -> None:
         sieve.close()
 
 
+def join_with_a_scaler_keeps_what_it_cannot_scale(rank: int) -> None:
+    """A joined rank does not know the others' scale: what it owes waits until it takes part again."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    model, sieve, optimizer = attached("topka", 0.05, model=Whole(), scaler=scaler)
+    with model.join():
+        for step in range(2 + 3 * (rank == 0)):
+            scaler.scale(model(whole_grads(model.module, 10 * step + rank))).backward()
+            owed = digest(state_tensors(sieve))
+            scaler.step(optimizer)
+            scaler.update()
+    assert digest(state_tensors(sieve)) == owed
+    assert sieve.stats.joined_steps == (0 if rank == 0 else 3)
+    sieve.close()
+
+
 def unused_parameters_lose_nothing(rank: int) -> None:
     for recipe in ("topka", "oktopk"):
         for layout in ({"bucket_cap_mb": 0.01}, {"gradient_as_bucket_view": True}):
@@ -332,6 +349,76 @@ def clipping(rank: int) -> None:
             kept = owed != 0
             assert int(kept.sum()) > 0.9 * owed.numel()
             assert torch.allclose(owed[kept], (grads[name] * factor)[kept], rtol=1e-3, atol=1e-9)
+    sieve.close()
+
+
+class Odd(nn.Module):
+    """Channels-last convolutions, a frozen layer, tied weights, a checkpointed part, an empty parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.convolution = nn.Conv2d(8, 32, 3, padding=1)
+        self.frozen = nn.Linear(32, 32).requires_grad_(False)
+        self.inner = nn.Sequential(nn.Linear(32, 80), nn.Tanh(), nn.Linear(80, 32))
+        self.outer, self.tied = nn.Linear(32, 80), nn.Linear(32, 80, bias=False)
+        self.tied.weight = self.outer.weight
+        self.empty = nn.Parameter(torch.empty(0, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.frozen(torch.tanh(self.convolution(x)).mean((2, 3)))
+        x = checkpoint(self.inner, x, use_reentrant=True)
+        return self.outer(x) * self.tied(x) + self.empty.sum()
+
+
+def odd_models(rank: int) -> None:
+    def grads_of(model: nn.Module) -> list[Tensor]:
+        inputs = torch.randn(4, 8, 6, 6, generator=torch.Generator().manual_seed(rank))
+        model(inputs.contiguous(memory_format=torch.channels_last)).square().sum().backward()
+        return [p.grad for p in model.parameters() if p.requires_grad]
+
+    plain = grads_of(DistributedDataParallel(Odd().to(memory_format=torch.channels_last)))
+    for layout in ({}, {"bucket_cap_mb": 0.005, "gradient_as_bucket_view": True}):
+        model, sieve, _ = attached("oktopk", 1.0, model=Odd().to(memory_format=torch.channels_last), ddp=layout)
+        names = {name for group in sieve.engine.groups for name in group.names}
+        assert not any(name.startswith(("frozen", "tied", "empty")) for name in names)
+        assert len(names) == 8
+        for _ in range(3):
+            model.zero_grad(set_to_none=True)
+            for ours, theirs in zip(grads_of(model), plain, strict=True):
+                assert ours.stride() == theirs.stride()
+                assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+        assert sieve.stats.steps == 3
+        sieve.close()
+
+
+def exchange_overlaps_backward(rank: int) -> None:
+    """Backward is held up at the first layer until the last layer's group has been exchanged."""
+    model, sieve, optimizer = attached(ddp={"bucket_cap_mb": 0.005})
+    train(model, range(2), rank, optimizer)  # from the second step on there are several buckets
+    exchanged = threading.Event()
+    exchange = sieve.engine.exchange
+
+    def watched(*arguments: Any) -> Any:
+        outcome = exchange(*arguments)
+        exchanged.set()
+        return outcome
+
+    sieve.engine.exchange = watched
+    seen = []
+    handle = model.module.first.weight.register_hook(lambda grad: seen.append(exchanged.wait(60)))
+    train(model, range(2, 3), rank, optimizer)
+    handle.remove()
+    assert seen == [True]
+    sieve.close()
+
+
+def groups_known_to_some_ranks_only(rank: int) -> None:
+    """Ranks that know different numbers of process groups must still find each other."""
+    dist.new_group([0], use_local_synchronization=True)
+    model, sieve, optimizer = attached()
+    train(model, range(2), rank, optimizer)
+    assert same_everywhere(parameters_digest(model))
     sieve.close()
 
 
@@ -456,8 +543,8 @@ def a_hook_that_never_runs_is_noticed(rank: int) -> None:
     sieve.close()
     model, sieve, _ = attached()
     with pytest.warns(RuntimeWarning, match="3 forward passes for training and DDP has not called the hook once"):
-        for step in range(4):  # an optimizer that goes round autograd leaves no other trace
-            loss_of(model.module, rank, step).backward()
+        # An optimizer that goes round autograd leaves no other trace than forward passes.
+        sum(loss_of(model.module, rank, step) for step in range(4)).backward()
     sieve.close()
 
 

@@ -65,15 +65,17 @@ class Engine:
         }
         self._sparse_numel = sum(group.numel for group in self.groups if group.sparse)
 
-    def begin(self, loss_scale: float = 1.0, joined: bool = False) -> Step:
-        """Start a step whose gradients are `loss_scale` times as large as the loss says.
+    def begin(self, loss_scale: float | None = None, *, joined: bool = False, withhold: bool = False) -> Step:
+        """Start a step whose gradients are `loss_scale` times as large as the loss says; None is as before.
 
-        `joined`: this rank's inputs have ended and its gradients are zero; it delivers what it still owes.
+        `joined`: this rank's inputs have ended and its gradients are zero; it delivers what it still owes, but for
+        `withhold`, with which parameters whose gradient is all zero keep what they are owed.
         """
-        if self.loss_scale is not None and self.loss_scale != loss_scale:
-            self._rescale(loss_scale / self.loss_scale)
-        self.loss_scale = loss_scale
-        return Step(self, joined)
+        scale = loss_scale or self.loss_scale or 1.0
+        if self.loss_scale is not None and self.loss_scale != scale:
+            self._rescale(scale / self.loss_scale)
+        self.loss_scale = scale
+        return Step(self, joined, withhold or self.settings.withhold_unused)
 
     def densities(self) -> list[float | None]:
         """Of each group in the step to come; None is dense."""
@@ -92,13 +94,12 @@ class Engine:
         selector, reducer = recipe.selector.init(numel), recipe.reducer.start(numel, self.comm)
         return PipelineState(self.states[index].feedback, selector, reducer)
 
-    def exchange(self, index: int, grads: Sequence[Tensor], density: float | None) -> Exchanged:
+    def exchange(self, index: int, grads: Sequence[Tensor], density: float | None, withhold: bool) -> Exchanged:
         """Exchange one group, given its parameters' flat gradients in order, which become the means."""
         group = self.groups[index]
         if group.sparse and self.settings.local_clip_norm is not None:
             self._clip_(group, grads)
-        withhold = group.sparse and self.settings.withhold_unused
-        pieces = Pieces(grads, [withhold and _all_zero(grad) for grad in grads])
+        pieces = Pieces(grads, [group.sparse and withhold and _all_zero(grad) for grad in grads])
         k = group.numel if density is None else entries_to_keep(group.numel, density, self.comm)
         return self._pipeline(group, density).exchange(pieces, k, self.states[index], pieces)
 
@@ -132,9 +133,10 @@ class Engine:
 class Step:
     """One step under way. `deliver` and `ready` are called by one thread, `exchange` and `finish` by one thread."""
 
-    def __init__(self, engine: Engine, joined: bool) -> None:
+    def __init__(self, engine: Engine, joined: bool, withhold: bool) -> None:
         self._engine = engine
         self._joined = joined
+        self._withhold = withhold
         self._densities = engine.densities()
         self._grads: list[dict[int, Tensor]] = [{} for _ in engine.groups]
         self._started = 0  # groups that `ready` has named
@@ -158,7 +160,7 @@ class Step:
         """Exchange a group that `ready` has named; each once, in that order."""
         grads = self._grads[index]
         ordered = [grads[number] for number in range(len(grads))]
-        self._outcomes.append(self._engine.exchange(index, ordered, self._densities[index]))
+        self._outcomes.append(self._engine.exchange(index, ordered, self._densities[index], self._withhold))
 
     def finish(self) -> bool:
         """After all groups: take on their new states, or none. Whether the step counted, the same on every rank."""

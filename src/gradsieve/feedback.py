@@ -170,7 +170,8 @@ class MomentumResidual:
     ) -> MomentumState:
         """See `Feedback.settle`."""
         _take_off_(accumulated, local, leftover)
-        _take_off_(state.spare_velocity, local.without(leftover), SparseVector.empty(local.numel, accumulated))
+        delivered = local.without(leftover) if leftover.nnz else local
+        _take_off_(state.spare_velocity, delivered, SparseVector.empty(local.numel, accumulated))
         _keep_withheld_(grad, state.residual, accumulated)
         _keep_withheld_(grad, state.velocity, state.spare_velocity)
         return MomentumState(state.spare_velocity, accumulated, state.velocity, state.residual)

@@ -15,22 +15,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from gradsieve.errors import InputError
+from gradsieve.errors import InputError, PeerLostError
 
 
 def twin_of(group: dist.ProcessGroup, timeout_seconds: float) -> dist.ProcessGroup:
     """The ranks of a group once more; all its members call it together."""
     ranks = dist.get_process_group_ranks(group)
-    made = distributed_c10d._new_process_group_helper(
-        len(ranks),
-        dist.get_rank(group),
-        ranks,
-        dist.Backend(dist.get_backend(group)),
-        distributed_c10d._get_default_store(),
-        group_name=_agreed_name(group),  # type: ignore[arg-type]
-        timeout=timedelta(seconds=timeout_seconds),
-    )
-    own: dist.ProcessGroup = made[0]
+    name = _agreed_name(group)
+    try:
+        own, _ = distributed_c10d._new_process_group_helper(
+            len(ranks),
+            dist.get_rank(group),
+            ranks,
+            dist.Backend(dist.get_backend(group)),
+            distributed_c10d._get_default_store(),
+            group_name=name,  # type: ignore[arg-type]
+            timeout=timedelta(seconds=timeout_seconds),
+        )
+    except RuntimeError as error:
+        raise _absent(group, error) from error
+    assert isinstance(own, dist.ProcessGroup), "this process is a member"
     distributed_c10d._world.pg_group_ranks[own] = {rank: place for place, rank in enumerate(ranks)}
     return own
 
@@ -51,8 +55,18 @@ def checked_timeout(group: dist.ProcessGroup, timeout_seconds: float | None) -> 
 
 def _agreed_name(group: dist.ProcessGroup) -> str:
     token = torch.tensor([secrets.randbits(62)], device=_device(group))
-    dist.broadcast(token, group=group, group_src=0)
+    try:
+        dist.broadcast(token, group=group, group_src=0)
+    except RuntimeError as error:
+        raise _absent(group, error) from error
     return f"gradsieve-{int(token):x}"
+
+
+def _absent(group: dist.ProcessGroup, error: RuntimeError) -> PeerLostError:
+    return PeerLostError(
+        f"rank {dist.get_rank(group)}: not all ranks came to agree on a process group: a peer failed before it, or "
+        f"does not call this at all ({error})"
+    )
 
 
 def _device(group: dist.ProcessGroup) -> torch.device:

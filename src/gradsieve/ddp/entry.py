@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve import handshake
 from gradsieve.comm import CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout, twin_of
-from gradsieve.ddp.hook import Feed, exchange_hook
+from gradsieve.ddp.hook import Feed, Scaler, exchange_hook
 from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
@@ -27,14 +26,6 @@ from gradsieve.sieve import Sieve
 from gradsieve.worker import Worker
 
 DEFAULT_GROUP_MB = 25.0
-
-
-class Scaler(Protocol):
-    """What is asked of a `torch.amp.GradScaler`."""
-
-    def get_scale(self) -> float:
-        """By how much losses are multiplied now."""
-        ...
 
 
 def attach(
@@ -57,7 +48,8 @@ def attach(
     the model's process group if not given.
     """
     _check_model(model)
-    scale = _loss_scale(scaler)
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise InputError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
     chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe)
     unused = bool(model.find_unused_parameters or model.static_graph)
     settings = Settings(chosen, as_schedule(density), local_clip_norm, withhold_unused=unused)
@@ -74,7 +66,7 @@ def attach(
         worker.close()
         raise
     sieve = Sieve(engine, worker, own_group)
-    feed = Feed(sieve, {tensor: name for name, tensor in parameters.items()}, scale)
+    feed = Feed(sieve, {tensor: name for name, tensor in parameters.items()}, scaler)
     model.register_comm_hook(feed, exchange_hook)
     Watch(model, feed)
     return sieve
@@ -131,11 +123,3 @@ def _parameters(model: DistributedDataParallel) -> dict[str, Tensor]:
     if not found:
         raise InputError("the model has no parameters that require gradients: there is nothing to exchange")
     return found
-
-
-def _loss_scale(scaler: Scaler | None) -> Callable[[], float]:
-    if scaler is None:
-        return lambda: 1.0
-    if not hasattr(scaler, "get_scale"):
-        raise InputError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
-    return lambda: float(scaler.get_scale())

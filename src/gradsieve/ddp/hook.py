@@ -9,8 +9,7 @@ No `from __future__ import annotations` here: DDP reads the hook's annotations a
 """
 
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +23,14 @@ NO_GRAPH_TASK = -1  # what autograd says outside of a backward pass
 SHOWN_NAMES = 4
 
 
+class Scaler(Protocol):
+    """What is asked of a `torch.amp.GradScaler`."""
+
+    def get_scale(self) -> float:
+        """By how much losses are multiplied now."""
+        ...
+
+
 class Waiting(NamedTuple):
     """A bucket under way."""
 
@@ -35,12 +42,12 @@ class Waiting(NamedTuple):
 class Feed:
     """One DDP model's buckets to one engine: the state of the hook."""
 
-    def __init__(self, sieve: Sieve, names: dict[Tensor, str], loss_scale: Callable[[], float]) -> None:
+    def __init__(self, sieve: Sieve, names: dict[Tensor, str], scaler: Scaler | None) -> None:
         self.sieve = sieve  # held here, so that it lives as long as the model even if the user lets go of it
         self.engine = sieve.engine
         self.names = names
         self.has_run = False
-        self._loss_scale = loss_scale
+        self._scaler = scaler
         self._pass: Pass | None = None
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
@@ -49,7 +56,7 @@ class Feed:
         in_backward = torch._C._current_graph_task_id() != NO_GRAPH_TASK
         if self._pass is None:
             # DDP's `join` runs the hook outside of any backward pass on ranks whose inputs have ended.
-            self._pass = Pass(self, self.engine.begin(self._loss_scale(), joined=not in_backward))
+            self._pass = Pass(self, self._begin() if in_backward else self._begin_joined())
         elif bucket.index() == 0:
             self._pass.fail(_unfinished(self.engine.comm.rank))
         current = self._pass
@@ -60,6 +67,13 @@ class Feed:
         elif bucket.is_last():
             self._finish()
         return future
+
+    def _begin(self) -> Step:
+        return self.engine.begin(1.0 if self._scaler is None else self._scaler.get_scale())
+
+    def _begin_joined(self) -> Step:
+        """A rank whose inputs have ended no longer updates its scaler: then it cannot tell the unit others send in."""
+        return self.engine.begin(joined=True, withhold=self._scaler is not None)
 
     def _finish(self) -> None:
         current, self._pass = self._pass, None
@@ -84,18 +98,18 @@ class Pass:
         future: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.device.type == "cuda" else None
         )
+        groups: set[int] = set()
         try:
             groups = self._deliver(bucket, buffer)
         except Exception as error:
             self.fail(error)
-            groups = set()
         with self._lock:
             self._waiting.append(Waiting(groups, buffer, future))
-            failed = self._error is not None
-        if failed:
-            self._release(None)
-        else:
+        try:
             self._start()
+        except Exception as error:
+            self.fail(error)
+        self._release(None)  # at once, if something has gone wrong before
         return future
 
     def wait(self) -> None:
@@ -133,7 +147,7 @@ class Pass:
             self._feed.sieve.worker.submit(event.wait)
 
     def _start(self) -> None:
-        for index in self._step.ready():
+        for index in self._step.ready() if self._error is None else ():
             self._feed.sieve.worker.submit(lambda index=index: self._exchange(index))  # type: ignore[misc]
 
     def _exchange(self, index: int) -> None:
