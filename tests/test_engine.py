@@ -161,6 +161,35 @@ def test_a_changed_loss_scale_changes_nothing_else(recipe: str) -> None:
     on_ranks(check)
 
 
+def test_thresholds_follow_the_loss_scale() -> None:
+    def check(comm: Comm) -> None:
+        for recipe in ("oktopk", "topka"):
+            made = engine(comm, recipe)
+            run_step(made, gradients(comm.rank, 0), 2.0)
+            before = made.states[0]
+            made.begin(8.0)
+            after = made.states[0]
+            if recipe == "oktopk":
+                assert before.selector.threshold > 0
+                assert before.reducer.threshold > 0
+                assert after.selector == before.selector._replace(threshold=4 * before.selector.threshold)
+                assert after.reducer == before.reducer._replace(threshold=4 * before.reducer.threshold)
+            else:
+                assert after.selector.kth == 4 * before.selector.kth > 0
+
+    on_ranks(check)
+
+
+def test_pieces_side_by_side_are_withheld_apart() -> None:
+    values = torch.arange(6.0)
+    pieces = Pieces(values.split(2), [False, True, False])
+    assert [(start, stop, withheld) for start, stop, _, withheld in pieces] == [
+        (0, 2, False),
+        (2, 4, True),
+        (4, 6, False),
+    ]
+
+
 @pytest.mark.parametrize("recipe", ["topka", "dgc"])
 def test_what_is_withheld_stays_as_it_was(recipe: str) -> None:
     def check(comm: Comm) -> None:

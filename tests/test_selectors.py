@@ -135,7 +135,7 @@ def test_candidates_collected_while_accumulating_change_nothing(in_pieces: bool)
         kept = feedback.init(Pieces([torch.zeros(300_000)]))
         for step in range(4):
             values = torch.randn(300_000, generator=seeded(step))
-            grad = Pieces(values.split([100_001, 5, 199_994]) if in_pieces else [values])
+            grad = Pieces([part.clone() for part in values.split([100_001, 5, 199_994])] if in_pieces else [values])
             accumulated, candidates = feedback.accumulate(grad, grad, kept, selector.floor(state), 3000)
             plain, _ = selector(accumulated, 3000, state)
             local, state = selector(accumulated, 3000, state, candidates)
