@@ -233,7 +233,7 @@ class Ledger:
 
 
 def uneven_inputs_with_join(rank: int) -> None:
-    for layout in ({}, {"bucket_cap_mb": 0.01}):
+    for layout in ({}, {"bucket_cap_mb": 0.01}, {"find_unused_parameters": True}):
         model, sieve, _ = attached("topkdsa", 0.05, model=Whole(torch.float64), ddp=layout)
         ledger = Ledger(model, sieve)
         with model.join():
