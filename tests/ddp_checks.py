@@ -100,7 +100,7 @@ def replicas_stay_equal_for_long(rank: int) -> None:
 
 
 def layouts_give_the_same_bits(rank: int) -> None:
-    for recipe in ("oktopk", "dgc", "gaussiank"):
+    for recipe in ("oktopk", "dgc"):
         seen = {}
         for number, layout in enumerate(LAYOUTS):
             model, sieve, optimizer = attached(recipe, ddp=layout, local_clip_norm=0.5)
@@ -451,15 +451,16 @@ def resumed_equals_uninterrupted(rank: int) -> None:
         half, saved_sieve, optimizer = attached(recipe, schedule, ddp={"bucket_cap_mb": 0.02})
         train(half, range(3), rank, optimizer)
         file = io.BytesIO()
-        torch.save({"model": half.module.state_dict(), "sieve": saved_sieve.state_dict()}, file)
-        train(half, range(3, 5), rank, optimizer)  # what was saved must not follow
+        torch.save(half.module.state_dict(), file)
+        kept = saved_sieve.state_dict()
+        train(half, range(3, 5), rank, optimizer)  # what was kept must not follow
+        torch.save(kept, file)
         saved_sieve.close()
         file.seek(0)
-        saved = torch.load(file, weights_only=True)
         model = Net()
-        model.load_state_dict(saved["model"])
+        model.load_state_dict(torch.load(file, weights_only=True))
         resumed, resumed_sieve, optimizer = attached(recipe, schedule, model=model)
-        resumed_sieve.load_state_dict(saved["sieve"])
+        resumed_sieve.load_state_dict(torch.load(file, weights_only=True))
         train(resumed, range(3, 6), rank, optimizer)
         assert parameters_digest(resumed) == parameters_digest(straight), recipe
         assert digest(state_tensors(resumed_sieve)) == digest(state_tensors(sieve)), recipe
