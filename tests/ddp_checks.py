@@ -443,6 +443,14 @@ def subgroups_and_two_models(rank: int) -> None:
     second.close()
 
 
+def copied(state: Any) -> Any:
+    """By way of a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def resumed_equals_uninterrupted(rank: int) -> None:
     for recipe in RECIPES:
         schedule = gradsieve.Exponential(0.2, 0.02, 4)
@@ -450,17 +458,13 @@ def resumed_equals_uninterrupted(rank: int) -> None:
         train(straight, range(6), rank, optimizer)
         half, saved_sieve, optimizer = attached(recipe, schedule, ddp={"bucket_cap_mb": 0.02})
         train(half, range(3), rank, optimizer)
-        file = io.BytesIO()
-        torch.save(half.module.state_dict(), file)
-        kept = saved_sieve.state_dict()
+        model, kept = copied(half.module.state_dict()), saved_sieve.state_dict()
         train(half, range(3, 5), rank, optimizer)  # what was kept must not follow
-        torch.save(kept, file)
         saved_sieve.close()
-        file.seek(0)
-        model = Net()
-        model.load_state_dict(torch.load(file, weights_only=True))
-        resumed, resumed_sieve, optimizer = attached(recipe, schedule, model=model)
-        resumed_sieve.load_state_dict(torch.load(file, weights_only=True))
+        restored = Net()
+        restored.load_state_dict(model)
+        resumed, resumed_sieve, optimizer = attached(recipe, schedule, model=restored)
+        resumed_sieve.load_state_dict(copied(kept))
         train(resumed, range(3, 6), rank, optimizer)
         assert parameters_digest(resumed) == parameters_digest(straight), recipe
         assert digest(state_tensors(resumed_sieve)) == digest(state_tensors(sieve)), recipe
