@@ -25,6 +25,8 @@ def test_no_torch_for_help_version_and_argument_errors() -> None:
         "bench reduce --density 1.5": 2,
         "bench select --colour red": 2,
         "demo --steps 0": 2,
+        "lab --help": 0,
+        "lab up --rate quick": 2,
     }
     script = (
         "import sys; from gradsieve.cli import main\n"

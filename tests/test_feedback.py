@@ -138,6 +138,19 @@ def test_momentum_stays_where_an_entry_was_sent_but_not_delivered() -> None:
     assert state.residual.tolist() == [0.0, 2.0]
 
 
+def test_momentum_goes_where_an_entry_was_delivered_but_for_its_rounding() -> None:
+    feedback = MomentumResidual(momentum=0.5)
+    state = feedback.init(Pieces([torch.zeros(4)]))
+    grad = torch.tensor([4.0, 2.0, 1.0, 3.0])
+    accumulated, _ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
+    sent = SparseVector(torch.tensor([0, 1, 3]), torch.tensor([4.0, 2.0, 3.0]), 4)
+    # The rounding of entry 0; all of entry 1, with a sum of others; entry 2 was another's.
+    left = SparseVector(torch.tensor([0, 1, 2]), torch.tensor([0.25, 5.0, 9.0]), 4)
+    state = feedback.settle(accumulated, Pieces([grad]), sent, left, state)
+    assert state.velocity.tolist() == [0.0, 2.0, 1.0, 0.0]
+    assert state.residual.tolist() == [0.25, 5.0, 10.0, 0.0]
+
+
 def test_momentum_must_be_below_one() -> None:
     with pytest.raises(InputError, match=r"momentum must be in \[0, 1\), got 1.0"):
         MomentumResidual(momentum=1.0)

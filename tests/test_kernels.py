@@ -183,7 +183,7 @@ def test_gaps_read_back_as_written(dtype: torch.dtype, indices: list[int]) -> No
     for low in (0, indices[0]):
         chosen = gaps.plan(run, low)
         for plan in {chosen, chosen._replace(width=chosen.wide, num_wide=0)}:
-            words = np.empty(plan.num_words(run.size) + 1, np.uint64)
+            words = np.zeros(plan.num_words(run.size) + 1, np.uint64)
             gaps.encode(run, low, plan.width, plan.wide, words)
             again = np.empty_like(run)
             assert gaps.decode(words, low, 2**31 - 1, *plan, again)

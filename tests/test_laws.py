@@ -14,9 +14,11 @@ from gradsieve import REDUCERS, CountingComm, SparseVector
 from gradsieve.comm import FRAME_BYTES, Comm, Traffic
 from gradsieve.cost import COSTS
 from gradsieve.testing import run_ranks
-from gradsieve.wire import HEADER_BYTES
+from gradsieve.wire import OVERHEAD_BYTES, Codec
+from gradsieve.wire.values import VALUE_CODES
 from patterns import PATTERNS, SIZES, Case, place, sparse
 
+PADDING_BYTES = 24  # indices, values and note of a packet each fill whole words
 STEPS = 3  # the second and third step reuse what the first has found
 
 
@@ -74,14 +76,14 @@ def check_cost(name: str, case: Case, ranks: list[Outcome]) -> None:
     cost = COSTS[name](len(ranks), case.k, case.numel)
     for outcome in ranks:
         value_bytes = outcome.local.values.element_size()
-        overhead = cost.messages * (HEADER_BYTES + FRAME_BYTES)
+        overhead = cost.packets * (OVERHEAD_BYTES + PADDING_BYTES) + cost.messages * FRAME_BYTES
         allowed = (cost.words_limit + cost.control_words) * value_bytes + overhead  # exact for float32
         assert outcome.traffic.messages_received <= cost.messages
         assert outcome.traffic.bytes_received <= allowed
 
 
-def check_all(name: str, case: Case, tolerance: float = 0.0) -> None:
-    steps = run(name, case)
+def check_all(name: str, case: Case, tolerance: float = 0.0, **settings: Any) -> None:
+    steps = run(name, case, **settings)
     for ranks in steps:
         check_same_everywhere(ranks)
         if REDUCERS[name].conserving:
@@ -104,6 +106,30 @@ def test_laws_hold_exactly_on_whole_numbers(name: str, size: int, pattern: str) 
             assert all(not outcome.leftover.values.any() for outcome in ranks)
             if name != "gtopk_paper":
                 assert all(outcome.leftover.nnz == 0 for outcome in ranks)
+
+
+SENDING = [name for name in REDUCERS if name != "dense"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("values", [name for name in VALUE_CODES if name != "exact"])
+@pytest.mark.parametrize("name", SENDING)
+def test_laws_hold_whatever_is_rounded_away(name: str, values: str, size: int) -> None:
+    """Whole numbers in float64; a float32 times a small number leaves a remainder that float64 holds exactly."""
+    for pattern in PATTERNS.values():
+        case = pattern(size, torch.Generator().manual_seed(size))
+        check_all(name, case, tolerance=1e-12, codec=Codec(values=values))
+
+
+@pytest.mark.parametrize("values", ["bf16", "int8", "int4", "sign"])
+@pytest.mark.parametrize("name", SENDING)
+def test_rounding_leaves_something_over(name: str, values: str) -> None:
+    """Or the test above would prove nothing."""
+    generator = torch.Generator().manual_seed(1)
+    case = Case([place(600, torch.randperm(600, generator=generator)[:50], generator) / 3 for _ in range(3)], 50)
+    exact, rounded = run(name, case, 1)[0], run(name, case, 1, codec=Codec(values=values))[0]
+    assert not equal(exact[0].total, rounded[0].total)
+    check_same_everywhere(rounded)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])

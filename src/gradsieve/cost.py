@@ -18,6 +18,12 @@ class Cost(NamedTuple):
     words: float  # when entries are spread evenly, as the papers count
     words_limit: float  # never exceeded, wherever the entries lie
     control_words: int = 0  # at most, besides entries: points of quantiles, sizes
+    handed_on: int = 0  # sparse vectors, at most, that come along with another in one message
+
+    @property
+    def packets(self) -> int:
+        """Sparse vectors that are received, at most: each has a header."""
+        return self.messages + self.handed_on
 
 
 def lower_bound_words(size: int, k: int) -> float:
@@ -64,7 +70,7 @@ def oktopk(size: int, k: int, numel: int) -> Cost:
     """
     share = (size - 1) / size
     sums = min(2 * k * size, numel)
-    regions, threshold = 2 + 4 * size, 2 + 512
+    regions, threshold = 2 + 8 * size, 2 * (1 + 128)
     return Cost(
         6 * (size - 1),
         4 * k * share,
@@ -76,7 +82,8 @@ def oktopk(size: int, k: int, numel: int) -> Cost:
 def spardl(size: int, k: int, numel: int) -> Cost:
     """P-1 blocks of ceil(k/P) entries to be summed, and as many summed ones."""
     words = 4 * -(-k // size) * (size - 1)
-    return Cost(2 * rounds(size), words, words)
+    blocks = size - 1  # gathered, each with its size in front
+    return Cost(2 * rounds(size), words, words, control_words=2 * blocks, handed_on=blocks)
 
 
 COSTS: Registry[Callable[[int, int, int], Cost]] = Registry(

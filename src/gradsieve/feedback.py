@@ -170,8 +170,7 @@ class MomentumResidual:
     ) -> MomentumState:
         """See `Feedback.settle`."""
         _take_off_(accumulated, local, leftover)
-        delivered = local.without(leftover) if leftover.nnz else local
-        _take_off_(state.spare_velocity, delivered, SparseVector.empty(local.numel, accumulated))
+        _take_off_(state.spare_velocity, _delivered(local, leftover), SparseVector.empty(local.numel, accumulated))
         _keep_withheld_(grad, state.residual, accumulated)
         _keep_withheld_(grad, state.velocity, state.spare_velocity)
         return MomentumState(state.spare_velocity, accumulated, state.velocity, state.residual)
@@ -240,6 +239,17 @@ def _take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) 
         accumulated.zero_()
     else:
         kernels(accumulated).settle_(accumulated, sent.entries, leftover.entries)
+
+
+def _delivered(local: SparseVector, leftover: SparseVector) -> SparseVector:
+    """The entries of which less than half came back: a lossy code leaves a little over of what it delivers."""
+    if leftover.nnz == 0 or local.nnz == 0:
+        return local
+    places = torch.searchsorted(local.indices, leftover.indices).clamp_(max=local.nnz - 1)
+    sent = local.values[places].abs()
+    came_back = (local.indices[places] == leftover.indices) & (2 * leftover.values.abs() >= sent)
+    entries = leftover.indices[came_back], leftover.values[came_back]
+    return local.without(SparseVector.trusted(entries, local.numel))
 
 
 def _keep_withheld_(grad: Pieces, old: Tensor, new: Tensor) -> None:

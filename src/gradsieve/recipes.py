@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gradsieve.errors import InputError
 from gradsieve.feedback import Feedback, MomentumResidual, NoFeedback, Residual
 from gradsieve.reducers import Reducer
 from gradsieve.reducers.dense import Dense
@@ -20,6 +21,7 @@ from gradsieve.selectors.exact import Exact
 from gradsieve.selectors.gaussian import Gaussian
 from gradsieve.selectors.random import Random
 from gradsieve.selectors.threshold import Threshold
+from gradsieve.wire import Codec
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,20 @@ RECIPES: Registry[type[Recipe]] = Registry(
 )
 
 
-def recipe(name: str) -> Recipe:
-    """The named recipe with its default settings."""
+def recipe(name: str, *, values: str = "exact", indices: str = "auto") -> Recipe:
+    """The named recipe with its default settings, and with other codes for what it sends.
+
+    `values` is one of exact, float32, bf16, fp16, int8, int4, sign: what they round away is kept and sent later.
+    `indices` is one of auto, plain, blocks, gaps, bitmap.
+    """
     entry: Any = RECIPES[name]
     made: Recipe = entry()
-    return made
+    codec = Codec(values, indices)
+    if codec == made.reducer.codec:
+        return made
+    if isinstance(made.reducer, Dense):
+        raise InputError(
+            f"recipe {name!r} sends everything by the backend's all_reduce and has no codes: "
+            f"values must be 'exact' and indices 'auto', got {values!r} and {indices!r}"
+        )
+    return replace(made, reducer=replace(made.reducer, codec=codec))

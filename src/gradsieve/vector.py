@@ -54,8 +54,7 @@ class SparseVector:
     @classmethod
     def concatenate(cls, parts: Sequence[SparseVector]) -> SparseVector:
         """Parts of one vector whose index ranges follow each other."""
-        entries = torch.cat([p.indices for p in parts]), torch.cat([p.values for p in parts])
-        return cls.trusted(entries, parts[0].numel)
+        return cls.trusted(kernels(parts[0].values).joined([part.entries for part in parts]), parts[0].numel)
 
     @property
     def indices(self) -> Tensor:
@@ -129,6 +128,12 @@ class SparseVector:
         if other.is_full:
             return SparseVector.empty(self.numel, self.values)
         return SparseVector.trusted(kernels(self.values).exclude(self.entries, other.indices), self.numel)
+
+    def beyond(self, seen: SparseVector) -> SparseVector:
+        """What this vector has more than `seen`, a rounded copy of it."""
+        missing = self.values - seen.values
+        rounded = missing.nonzero().flatten()
+        return SparseVector.trusted((self.indices[rounded], missing[rounded]), self.numel)
 
     def _set(self, indices: Tensor | None, values: Tensor, numel: int) -> None:
         object.__setattr__(self, "_indices", indices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-LAB_MODULES = ("click", "rich", "matplotlib")
+LAB_MODULES = ("click", "rich", "matplotlib", "sklearn", "tokenizers", "PIL")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

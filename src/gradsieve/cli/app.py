@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import click
 
 from gradsieve.cli.bench import bench
+from gradsieve.cli.data import data
 from gradsieve.cli.demo import demo
+from gradsieve.cli.lab import lab
 from gradsieve.cli.listing import listing
 from gradsieve.errors import GradsieveError
 from gradsieve.version import __version__
@@ -30,6 +32,8 @@ def app() -> None:
 app.add_command(listing)
 app.add_command(bench)
 app.add_command(demo)
+app.add_command(lab)
+app.add_command(data)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

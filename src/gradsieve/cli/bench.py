@@ -9,6 +9,7 @@ import click
 
 from gradsieve.cli.console import measuring, stdout
 from gradsieve.cli.values import ManyValues, count, counts, densities
+from gradsieve.errors import InputError
 
 if TYPE_CHECKING:
     from gradsieve.lab.bench.report import Column, Report
@@ -116,7 +117,20 @@ def select(
 @bench.command(cls=ManyValues)
 @click.option("--recipe", "recipes", multiple=True, metavar="NAME ...", help="Recipes; all if none is named.")
 @click.option(
+    "--network",
+    "networks",
+    multiple=True,
+    metavar="RATE ...",
+    help="Limited links, a host for each rank: 100mbit, unlimited, 1gbit+5ms, … (Linux, root).  [default: loopback]",
+)
+@click.option(
+    "--peer", "peers", multiple=True, metavar="NAME ...", help="DDP and its hooks; all in a network, else none."
+)
+@click.option("--no-peers", is_flag=True, help="Recipes only.")
+@click.option(
     "--ranks",
+    "--hosts",
+    "ranks",
     multiple=True,
     type=str,
     callback=counts,
@@ -131,18 +145,29 @@ def select(
 @json_option()
 def reduce(
     recipes: Sequence[str],
+    networks: Sequence[str],
+    peers: Sequence[str],
+    no_peers: bool,
     ranks: Sequence[int],
     numels: Sequence[int],
     densities: Sequence[float],
     repeats: int,
     as_json: bool,
 ) -> None:
-    """Time of whole steps on local processes (Gloo over loopback), against the backend's all_reduce."""
-    from gradsieve.lab.bench.reduce import COLUMNS, ReducePlan, bench_reduce
+    """Time of whole steps on local processes (Gloo), against the backend's all_reduce and DDP's hooks.
+
+    Over loopback, or with --network in hosts of their own on limited links, one network after the other.
+    """
+    if peers and no_peers:
+        raise InputError("--peer and --no-peers exclude each other")
+    from gradsieve.lab.bench.peers import PEERS
+    from gradsieve.lab.bench.reduce import COLUMNS, LOOPBACK, ReducePlan, bench_reduce
+    from gradsieve.lab.interrupts import termination_unwinds
     from gradsieve.recipes import RECIPES
 
-    plan = ReducePlan(recipes or list(RECIPES), numels, densities, ranks, repeats)
-    with measuring() as progress:
+    raced = peers or (list(PEERS) if networks and not no_peers else [])
+    plan = ReducePlan(recipes or list(RECIPES), numels, densities, ranks, repeats, networks or (LOOPBACK,), raced)
+    with termination_unwinds(), measuring() as progress:
         report = bench_reduce(plan, progress)
     show(report, "From gradient to written-back mean", COLUMNS, as_json)
 

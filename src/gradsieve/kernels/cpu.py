@@ -78,11 +78,17 @@ def sum_runs(runs: Sequence[Entries]) -> Entries:
     """See `reference.sum_runs`."""
     if len(runs) == 1:
         return runs[0]
-    indices, values = _joined(runs)
+    indices, values = joined(runs)
     bounds = np.cumsum([0] + [run[0].numel() for run in runs])
     out = _empty_like(indices, values, indices.numel())
     found = sorted_runs.sum_runs(*_arrays(indices, values), bounds, *_arrays(*out))
     return out[0][:found], out[1][:found]
+
+
+def joined(runs: Sequence[Entries]) -> Entries:
+    """See `reference.joined`. `torch.cat` shares out even short vectors and then waits for a busy core."""
+    indices, values = zip(*(_arrays(*run) for run in runs), strict=True)
+    return torch.from_numpy(np.concatenate(indices)), torch.from_numpy(np.concatenate(values))
 
 
 def above(entries: Entries, floor: float) -> Entries:
@@ -182,12 +188,6 @@ def _empty_like(indices: Tensor, values: Tensor, numel: int) -> Entries:
     return torch.empty(numel, dtype=indices.dtype), torch.empty(numel, dtype=values.dtype)
 
 
-def _joined(runs: Sequence[Entries]) -> Entries:
-    """End to end. Not by `torch.cat`, which shares out even short vectors and then waits for a busy core."""
-    indices, values = zip(*(_arrays(*run) for run in runs), strict=True)
-    return torch.from_numpy(np.concatenate(indices)), torch.from_numpy(np.concatenate(values))
-
-
 def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: int) -> Entries | int:
     """Run a collecting loop over all chunks; if one found more than its share of the room, the room they need."""
     chunks = len(_chunk_bounds(x.numel())) - 1
@@ -204,7 +204,7 @@ def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: 
         return chunks * max(found)
     if chunks == 1:
         return indices[0, : found[0]], values[0, : found[0]]
-    return _joined([(indices[chunk, : found[chunk]], values[chunk, : found[chunk]]) for chunk in range(chunks)])
+    return joined([(indices[chunk, : found[chunk]], values[chunk, : found[chunk]]) for chunk in range(chunks)])
 
 
 def _chunk_bounds(numel: int) -> list[int]:

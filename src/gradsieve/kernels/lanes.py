@@ -80,29 +80,16 @@ def add_lanes(typingctx: Any, a: Any, b: Any, out: Any, start: Any, floor: Any) 
 
 
 @intrinsic
-def store_lanes(typingctx: Any, staged: Any, out: Any, start: Any) -> Any:
-    """Store `staged[:LANES]` at `out[start : start + LANES]` past the cache."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first = ir.Constant(args[2].type, 0)
-        source = _vector_pointer(context, builder, signature.args[0], args[0], first)
-        lanes = builder.load(source, align=signature.args[0].dtype.bitwidth // 8)
-        _stream(builder, lanes, _vector_pointer(context, builder, signature.args[1], args[1], args[2]))
-        return context.get_dummy_value()
-
-    return types.void(staged, out, types.intp), codegen
-
-
-@intrinsic
-def zero_lanes(typingctx: Any, out: Any, start: Any) -> Any:
-    """Store zeros at `out[start : start + LANES]` past the cache."""
+def store_lanes(typingctx: Any, source: Any, first: Any, out: Any, start: Any) -> Any:
+    """Store `source[first : first + LANES]` at `out[start : start + LANES]` past the cache."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _vector_pointer(context, builder, signature.args[0], args[0], args[1])
-        _stream(builder, ir.Constant(pointer.type.pointee, None), pointer)
+        lanes = builder.load(pointer, align=signature.args[0].dtype.bitwidth // 8)
+        _stream(builder, lanes, _vector_pointer(context, builder, signature.args[2], args[2], args[3]))
         return context.get_dummy_value()
 
-    return types.void(out, types.intp), codegen
+    return types.void(source, types.intp, out, types.intp), codegen
 
 
 @intrinsic

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, uint32
+from numba import njit, uint32, uint64
 
 from gradsieve.kernels.lanes import (
     LANES,
@@ -19,10 +19,12 @@ from gradsieve.kernels.lanes import (
     large_lanes,
     lowest_set,
     store_lanes,
-    zero_lanes,
 )
 
 RADIX_BITS = 11
+WINDOW_ENTRIES = 512  # put together before they are stored: a few percent of a first-level cache
+
+_ONE = uint64(1)
 
 _compiled = njit(nogil=True, cache=True)
 _inlined = njit(nogil=True, cache=True, inline="always")
@@ -152,37 +154,30 @@ def cut(
 def write_sparse(out: Any, head: int, base: int, indices: Any, values: Any) -> None:
     """Zeros but for the given entries; `out` begins at index `base`, and is aligned after `head` entries.
 
-    Vectors with entries are put together in the cache, and all are stored past it, once: entries scattered into zeros
-    that are already written would have every touched line read back.
+    Each window is put together in the cache and stored past it, once: entries scattered into zeros that are already
+    written would have every touched line read back.
     """
-    lanes_end = head + (out.size - head) // LANES * LANES
-    staged = np.zeros(LANES, out.dtype)
-    position = 0
+    windows_end = head + (out.size - head) // WINDOW_ENTRIES * WINDOW_ENTRIES
+    window = np.zeros(WINDOW_ENTRIES, out.dtype)
+    position, size = uint64(0), uint64(indices.size)
     out[:head] = 0
-    while position < indices.size and indices[position] - base < head:
+    while position < size and indices[position] - base < head:
         out[indices[position] - base] = values[position]
-        position += 1
-    written = head
-    while position < indices.size and indices[position] - base < lanes_end:
-        start = head + (indices[position] - base - head) // LANES * LANES
-        while written < start:
-            zero_lanes(out, written)
-            written += LANES
-        first = position
-        while position < indices.size and indices[position] - base < start + LANES:
-            staged[indices[position] - base - start] = values[position]
-            position += 1
-        store_lanes(staged, out, start)
-        written = start + LANES
-        for used in range(first, position):
-            staged[indices[used] - base - start] = 0
-    while written < lanes_end:
-        zero_lanes(out, written)
-        written += LANES
-    out[lanes_end:] = 0
-    while position < indices.size:
+        position += _ONE
+    for start in range(head, windows_end, WINDOW_ENTRIES):
+        first, shift = position, base + start
+        while position < size and indices[position] < shift + WINDOW_ENTRIES:
+            window[uint64(np.int64(indices[position]) - shift)] = values[position]
+            position += _ONE
+        for lane in range(0, WINDOW_ENTRIES, LANES):
+            store_lanes(window, lane, out, start + lane)
+        while first < position:
+            window[uint64(np.int64(indices[first]) - shift)] = 0
+            first += _ONE
+    out[windows_end:] = 0
+    while position < size:
         out[indices[position] - base] = values[position]
-        position += 1
+        position += _ONE
     drain_stores()
 
 

@@ -66,6 +66,11 @@ def sum_runs(runs: Sequence[Entries]) -> Entries:
     return indices, values
 
 
+def joined(runs: Sequence[Entries]) -> Entries:
+    """Runs end to end."""
+    return torch.cat([run[0] for run in runs]), torch.cat([run[1] for run in runs])
+
+
 def above(entries: Entries, floor: float) -> Entries:
     """The non-zero entries whose magnitude is not below `floor`."""
     positions, values = compact(entries[1], floor, entries[1].numel())

@@ -1,4 +1,4 @@
-"""Local ranks: real processes on this machine that form a Gloo group over loopback.
+"""Local ranks: real processes on this machine that form a Gloo group, over loopback or where they are placed.
 
 Processes are spawned, never forked: compiled kernels and torch's threads do not survive a fork. Each has a pipe to the
 parent for progress, its result, or its failure. However a worker ends, the parent hears of it and ends the others;
@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import resource_tracker
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradsieve.errors import GradsieveError, InputError, PeerLostError
+from gradsieve.lab.interrupts import held_back
 from gradsieve.lab.machine import num_cores
 
 TIMEOUT_SECONDS = 300.0
@@ -35,6 +36,9 @@ CAUSE_SECONDS = 2.0  # how long after a failure that only says "a peer is lost" 
 Tell = Callable[[Any], None]
 Work = Callable[..., Any]
 """A module-level function `work(worker, *arguments)`; arguments, result and reports must be picklable."""
+
+Place = Callable[[int], str]
+"""Called first in a rank's process: moves it to where that rank belongs; gives the interface it shall use."""
 
 
 class WorkerError(GradsieveError, RuntimeError):
@@ -70,15 +74,30 @@ def threads_per_worker(size: int) -> int:
     return max(1, num_cores() // size)
 
 
-def run_workers(size: int, work: Work, *arguments: Any, on_report: Tell | None = None) -> list[Any]:
+def on_loopback(rank: int) -> str:
+    """The usual place: this machine, and an interface that nothing else hears."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), names[0])
+
+
+def run_workers(
+    size: int,
+    work: Work,
+    *arguments: Any,
+    on_report: Tell | None = None,
+    place: Place = on_loopback,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> list[Any]:
     """Run `work(worker, *arguments)` on `size` processes; the results in rank order.
 
-    Raises `WorkerError` with the rank and message of the worker that failed first.
+    The timeout is that of the process group: how long a rank waits for its peers. Raises `WorkerError` with the rank
+    and message of the worker that failed first.
     """
     if size < 1:
         raise InputError(f"ranks must be at least 1, got {size}")
     with tempfile.TemporaryDirectory(prefix="gradsieve-") as folder:
-        staff = _Staff(size, Path(folder) / "store", work, arguments)
+        post = _Post(size, str(Path(folder) / "store"), place, timeout_seconds)
+        staff = _Staff(post, work, arguments)
         try:
             staff.start()
             return staff.results(on_report or (lambda content: None))
@@ -86,19 +105,29 @@ def run_workers(size: int, work: Work, *arguments: Any, on_report: Tell | None =
             staff.dismiss()
 
 
+class _Post(NamedTuple):
+    """What all workers are told about where they stand."""
+
+    size: int
+    store: str
+    place: Place
+    timeout_seconds: float
+
+
 class _Staff:
     """The processes and the parent's ends of their pipes."""
 
-    def __init__(self, size: int, store: Path, work: Work, arguments: tuple[Any, ...]) -> None:
-        self.size = size
-        self.seat = (size, str(store), work, arguments)
+    def __init__(self, post: _Post, work: Work, arguments: tuple[Any, ...]) -> None:
+        self.size = post.size
+        self.seat = (post, work, arguments)
         self.processes: list[BaseProcess] = []
         self.pipes: dict[Connection, int] = {}
         self.finished: dict[int, Any] = {}
 
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        with _interrupts_held_back():
+        resource_tracker.ensure_running()  # or starting the first process would start it, and unblock
+        with held_back(signal.SIGINT):
             for rank in range(self.size):
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_worker_main, args=(theirs, rank, *self.seat), daemon=True)
@@ -139,6 +168,9 @@ class _Staff:
             pipe.close()
             return None if rank in self.finished else self._vanished(rank)
         if message.kind == "failure":
+            # Its last word: that the pipe then closes says nothing more.
+            del self.pipes[pipe]
+            pipe.close()
             failure: Failure = message.content
             return failure
         if message.kind == "result":
@@ -172,10 +204,11 @@ def _weightier(known: Failure, other: Failure | None) -> Failure:
     return known if other is None or other.is_consequence else other
 
 
-def _worker_main(pipe: Connection, rank: int, size: int, store: str, work: Work, arguments: tuple[Any, ...]) -> None:
+def _worker_main(pipe: Connection, rank: int, post: _Post, work: Work, arguments: tuple[Any, ...]) -> None:
     _end_with_parent()
     try:
-        result = _in_group(pipe, rank, size, store, work, arguments)
+        os.environ["GLOO_SOCKET_IFNAME"] = post.place(rank)
+        result = _in_group(pipe, rank, post, work, arguments)
     except BaseException as error:
         with contextlib.suppress(OSError):
             pipe.send(Message("failure", _failure(rank, error)))
@@ -186,15 +219,15 @@ def _worker_main(pipe: Connection, rank: int, size: int, store: str, work: Work,
     pipe.close()
 
 
-def _in_group(pipe: Connection, rank: int, size: int, store: str, work: Work, arguments: tuple[Any, ...]) -> Any:
+def _in_group(pipe: Connection, rank: int, post: _Post, work: Work, arguments: tuple[Any, ...]) -> Any:
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(threads_per_worker(size))
-    os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
-    timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
-    worker = Worker(rank, size, lambda content: pipe.send(Message("report", content)))
+    torch.set_num_threads(threads_per_worker(post.size))
+    timeout = timedelta(seconds=post.timeout_seconds)
+    address = f"file://{post.store}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=post.size, timeout=timeout)
+    worker = Worker(rank, post.size, lambda content: pipe.send(Message("report", content)))
     result = work(worker, *arguments)
     # Without a barrier right before, Gloo's threads can meet an interpreter that is already going down.
     dist.barrier()
@@ -221,22 +254,3 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Processes started meanwhile never hear Ctrl-C: the parent does, if only afterwards, and ends them.
-
-    Blocked, not ignored: an ignored Ctrl-C would be lost to the parent too.
-    """
-    resource_tracker.ensure_running()  # or starting the first process would start it, and unblock
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _loopback() -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), names[0])

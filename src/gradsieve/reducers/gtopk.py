@@ -2,7 +2,7 @@
 
 1. Up the tree: a rank sends its entries to its parent, who adds them to its own and cuts the sum to k.
 2. Down the tree: the root's k entries are the total, and go the same way back.
-3. Whoever cuts keeps what it cut, as its own leftover.
+3. Whoever cuts or rounds keeps what it cut or rounded away, as its own leftover.
 Step 3 is not the published rule, which clears a rank's residual wherever the total has an entry, although the rank's
 contribution may have been cut on the way: what was cut is then lost (see `gtopk_paper`).
 Cost: up to 2 ceil(log2 P) messages and 4k ceil(log2 P) words at the root, 2k each way elsewhere.
@@ -43,7 +43,7 @@ class GTopk(StatelessReducer):
 
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
         """See `Reducer.reduce`."""
-        channel = Channel(comm, local.numel, k)
+        channel = Channel(comm, local, k, self.codec)
         total, cut = tree_top(local, k, channel)  # 1, 2
         return Reduced(total, cut), state  # 3
 
@@ -56,11 +56,9 @@ def tree_top(local: SparseVector, k: int, channel: Channel) -> tuple[SparseVecto
         current, dropped = add([current, channel.receive(child)]).top(k)
         cut.append(dropped)
     if parent is None:
-        total, dropped = current.top(k)
+        current, dropped = current.top(k)
         cut.append(dropped)
     else:
         channel.send(current, parent)
-        total = channel.receive(parent)
-    for child in reversed(children):
-        channel.send(total, child)
-    return total, add(cut)
+    total = channel.pass_down(current, parent, children[::-1])
+    return total, add([*cut, channel.leftover()])

@@ -24,5 +24,5 @@ class GTopkPaper(StatelessReducer):
 
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
         """See `Reducer.reduce`."""
-        total, _ = tree_top(local, k, Channel(comm, local.numel, k))
+        total, _ = tree_top(local, k, Channel(comm, local, k, self.codec))
         return Reduced(total, local.without(total)), state

@@ -7,6 +7,7 @@ The law every conserving reducer obeys, coordinate by coordinate, at every step:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from gradsieve.comm import Comm
 from gradsieve.errors import InputError, MismatchError
 from gradsieve.vector import SparseVector
+from gradsieve.wire import Codec
 
 S = TypeVar("S")
 
@@ -29,9 +31,11 @@ class NoState(NamedTuple):
     """For algorithms that remember nothing between steps."""
 
 
+@dataclass(frozen=True)
 class Reducer(ABC, Generic[S]):
     """Sparse to sparse, over all ranks. Settings are frozen; state goes in and comes out."""
 
+    codec: Codec = field(default=Codec(), kw_only=True)  # how entries travel; fewer bits send less, leave more over
     conserving: ClassVar[bool] = True
     """Whether the law holds; only published rules kept for comparison may break it."""
 
@@ -61,6 +65,7 @@ class Reducer(ABC, Generic[S]):
         return state
 
 
+@dataclass(frozen=True)
 class StatelessReducer(Reducer[NoState]):
     """Base of algorithms that remember nothing."""
 

@@ -6,7 +6,7 @@ Block b of P equal index blocks ends up at rank b.
    blocks from its own on to twice the distance further; the further half goes to the rank at that distance ahead, who
    adds it and cuts each block to ceil(k/P) again.
 3. All-gather of the finished blocks in as many rounds, the same ways backwards (Bruck).
-4. Whoever cuts keeps what it cut.
+4. Whoever cuts or rounds keeps what it cut or rounded away.
 Cost: 2 ceil(log2 P) messages, 4k(P-1)/P words a rank.
 """
 
@@ -26,22 +26,22 @@ class SparDL(StatelessReducer):
 
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
         """See `Reducer.reduce`."""
-        blocks = _Blocks(local, k, comm)  # 1
+        channel = Channel(comm, local, k, self.codec)
+        blocks = _Blocks(local, k, channel)  # 1
         for distance in reversed(_distances(comm.size)):  # 2
             blocks.pass_on(distance)
-        for distance in _distances(comm.size):  # 3
-            blocks.collect(distance)
-        return Reduced(SparseVector.concatenate(blocks.held), add(blocks.cut)), state  # 4
+        total = blocks.collected()  # 3
+        return Reduced(total, add([*blocks.cut, channel.leftover()])), state  # 4
 
 
 class _Blocks:
     """The blocks of one rank during one step, by block number, and what it cut so far."""
 
-    def __init__(self, local: SparseVector, k: int, comm: Comm) -> None:
-        self.rank, self.size = comm.rank, comm.size
-        self.channel = Channel(comm, local.numel, k)
-        self.bounds = equal_bounds(local.numel, comm.size)
-        self.budget = -(-k // comm.size)
+    def __init__(self, local: SparseVector, k: int, channel: Channel) -> None:
+        self.rank, self.size = channel.comm.rank, channel.comm.size
+        self.channel = channel
+        self.bounds = equal_bounds(local.numel, self.size)
+        self.budget = -(-k // self.size)
         self.cut: list[SparseVector] = []
         self.held = [self._cut(block) for block in local.split(self.bounds)]
 
@@ -56,13 +56,18 @@ class _Blocks:
         for number in self._ahead(self.rank, 0, reach - distance):
             self.held[number] = self._cut(add([self.held[number], arrived[number]]))
 
-    def collect(self, distance: int) -> None:
-        """One round of the all-gather."""
-        source = (self.rank + distance) % self.size
-        span = min(distance, self.size - distance)
-        arrived = self._swap(self._ahead(self.rank, 0, span), to=(self.rank - distance) % self.size, source=source)
-        for number in self._ahead(source, 0, span):
-            self.held[number] = arrived[number]
+    def collected(self) -> SparseVector:
+        """The all-gather: blocks are handed on as their owners wrapped them."""
+        wrapped = {self.rank: self.channel.wrap(self.held[self.rank])}
+        for distance in _distances(self.size):
+            source = (self.rank + distance) % self.size
+            span = min(distance, self.size - distance)
+            outgoing = [wrapped[number] for number in self._ahead(self.rank, 0, span)]
+            arrived = self.channel.swap_wrapped(outgoing, (self.rank - distance) % self.size, source)
+            wrapped.update(zip(self._ahead(source, 0, span), arrived, strict=True))
+        blocks = [wrapped[number].seen for number in range(self.size)]
+        self.channel.check_order(blocks)
+        return SparseVector.concatenate(blocks)
 
     def _ahead(self, rank: int, start: int, stop: int) -> list[int]:
         return [(rank + offset) % self.size for offset in range(start, stop)]

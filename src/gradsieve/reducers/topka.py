@@ -2,7 +2,8 @@
 
 1. all_gather_v of the local entries.
 2. Every rank adds them, in rank order, so that all get the same bits.
-Nothing is left over. Cost: P-1 messages, up to 2k(P-1) words a rank: it grows with the number of workers.
+Nothing is left over but what the codec rounds away.
+Cost: P-1 messages, up to 2k(P-1) words a rank: it grows with the number of workers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class TopkA(StatelessReducer):
 
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
         """See `Reducer.reduce`."""
-        channel = Channel(comm, local.numel, k)
+        channel = Channel(comm, local, k, self.codec)
         gathered = channel.gather(local)  # 1
-        total = add(gathered)  # 2
-        return Reduced(total, SparseVector.empty(local.numel, local.values)), state
+        total = add(gathered.vectors)  # 2
+        return Reduced(total, channel.leftover()), state

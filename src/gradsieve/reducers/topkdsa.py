@@ -2,8 +2,9 @@
 
 1. Each rank owns one of P index regions of equal width; entries travel to the owner of their region.
 2. The owner adds them.
-3. all_gather_v of all sums. A region that has filled up travels dense, as its values alone, when that is smaller.
-Nothing is left over. Cost: 2(P-1) messages; 4k(P-1)/P words a rank if nobody's picks coincide with nobody's region
+3. all_gather_v of all sums. A region that has filled up travels with a bitmap, or none, for its indices.
+Nothing is left over but what the codec rounds away.
+Cost: 2(P-1) messages; 4k(P-1)/P words a rank if nobody's picks coincide with nobody's region
 crowded, up to (2k + n)(P-1)/P with fill-in, more when picks crowd into one region.
 """
 
@@ -23,10 +24,10 @@ class TopkDsa(StatelessReducer):
 
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
         """See `Reducer.reduce`."""
-        channel = Channel(comm, local.numel, k)
+        channel = Channel(comm, local, k, self.codec)
         bounds = equal_bounds(local.numel, comm.size)
         arriving = channel.scatter(local.split(bounds), bounds)  # 1
         owned = add(part for _, part in arriving)  # 2
-        blocks = channel.gather_blocks(owned, bounds[comm.rank], bounds[comm.rank + 1])  # 3
-        total = SparseVector.concatenate(blocks)
-        return Reduced(total, SparseVector.empty(local.numel, local.values)), state
+        gathered = channel.gather_blocks(owned, bounds[comm.rank])  # 3
+        total = SparseVector.concatenate(gathered.vectors)
+        return Reduced(total, channel.leftover()), state

@@ -13,6 +13,8 @@ from torch import Tensor
 from gradsieve.kernels import Entries, kernels
 
 SAMPLE_ENTRIES = 1 << 16
+SAMPLED_CANDIDATES = 1 << 12  # enough to meet k within a percent
+TRIM_FROM = 1.02  # times k; with fewer candidates there is too little to gain
 GUESS_DEVIATIONS = 4.0  # how far below the estimate the floor is put; more lets fewer guesses fail, but collects more
 
 
@@ -24,6 +26,17 @@ def sampled_floor(x: Tensor, k: int) -> float:
     if rank >= picked.numel():
         return 0.0
     return kernels(picked).kth_magnitude(picked, rank)
+
+
+def trimmed(entries: Entries, k: int) -> Entries:
+    """About the k largest of somewhat more entries: those not below a quantile of a sample."""
+    values = entries[1]
+    if values.numel() <= TRIM_FROM * k:
+        return entries
+    fast = kernels(values)
+    picked = fast.sample(values, SAMPLED_CANDIDATES)
+    rank = max(1, round(k * picked.numel() / values.numel()))
+    return fast.above(entries, fast.kth_magnitude(picked, rank))
 
 
 def top_entries(x: Tensor, k: int, candidates: Entries | None = None) -> tuple[Entries, float]:

@@ -2,10 +2,11 @@
 
 1. Every `period` steps the threshold is the exact k-th largest magnitude.
 2. In between, what is not below the threshold is picked, in the very pass that adds the gradient in.
-3. When the count leaves `band` (in units of k), this step is evaluated exactly after all.
-The published code moves the threshold by a few percent instead of 3. But with error feedback many entries wait just
-below the threshold, and come over it together: counts of a hundredth and of four times k were seen. Exact evaluation
-is cheap when too many are picked, since the k largest are among them, and costs one more pass when too few are.
+3. What is more than k is trimmed to about k by a quantile of a sample.
+4. When the count leaves `band` (in units of k), this step is evaluated exactly after all.
+The published code moves the threshold by a few percent instead of 3 and 4. But with error feedback many entries wait
+just below the threshold, and come over it together: counts of a hundredth and of four times k were seen. Exact
+evaluation is cheap when too many are picked, since the k largest are among them, and costs one more pass when too few.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from gradsieve.errors import InputError
 from gradsieve.kernels import Entries, kernels
 from gradsieve.selectors.protocol import Selector
-from gradsieve.selectors.search import top_entries
+from gradsieve.selectors.search import top_entries, trimmed
 from gradsieve.vector import SparseVector
 
 EXACT_SLACK = 0.95  # at a step that evaluates exactly, candidates are collected from this times the old threshold
@@ -69,7 +70,7 @@ class Threshold(Selector[ThresholdState]):
             # A threshold of zero means that there were fewer than k entries to send: few are fine then.
             enough = count >= self.band[0] * k or threshold == 0
             if enough and count <= self.band[1] * k:
-                return SparseVector.trusted(entries, numel), state._replace(step=state.step + 1)
+                return SparseVector.trusted(trimmed(entries, k), numel), state._replace(step=state.step + 1)
             candidates = entries
         entries, threshold = top_entries(accumulated, k, candidates)
         return SparseVector.trusted(entries, numel), ThresholdState(state.step + 1, threshold)

@@ -1,6 +1,6 @@
-"""Sparse vectors as bytes: the only place that knows what an entry looks like on the network."""
+"""Sparse vectors on the network."""
 
 from gradsieve.wire.channel import Channel
-from gradsieve.wire.message import HEADER_BYTES
+from gradsieve.wire.message import OVERHEAD_BYTES, Codec
 
-__all__ = ["HEADER_BYTES", "Channel"]
+__all__ = ["OVERHEAD_BYTES", "Channel", "Codec"]

@@ -1,25 +1,45 @@
-"""Sparse vectors between the ranks of one reduction: the layer at which reducers are written."""
+"""Sparse vectors between the ranks of one reduction: the layer at which reducers are written.
+
+A channel may round the values it sends. Whoever receives sees rounded values, and so does the sender where it needs to
+know; the difference is collected in `rounded_away`, and becomes leftover.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradsieve.comm import Comm
 from gradsieve.errors import MessageError
-from gradsieve.vector import SparseVector
-from gradsieve.wire.message import Expected, pack, unpack
+from gradsieve.vector import SparseVector, add
+from gradsieve.wire.message import NO_NOTE, Array, Codec, Expected, Packed, unpack
+
+
+class Gathered(NamedTuple):
+    """Everybody's vector as all ranks see it, and everybody's note, in rank order."""
+
+    vectors: list[SparseVector]
+    notes: list[Array]
 
 
 class Channel:
-    """A comm that carries the sparse vectors of one step, all of length `numel`, reduced with the same `k`."""
+    """A comm that carries the sparse vectors of one step, all like `local`, reduced with the same `k`."""
 
-    def __init__(self, comm: Comm, numel: int, k: int) -> None:
+    def __init__(self, comm: Comm, local: SparseVector, k: int, codec: Codec) -> None:
         self.comm = comm
-        self._expected = Expected(comm.rank, numel, k)
+        self.codec = codec
+        self.rounded_away: list[SparseVector] = []
+        self._like = local
+        self._expected = Expected(comm.rank, local.numel, k, local.values.dtype, local.values.device)
+
+    def leftover(self) -> SparseVector:
+        """All that was rounded away so far."""
+        return add(self.rounded_away) if self.rounded_away else SparseVector.empty(self._like.numel, self._like.values)
 
     def scatter(
         self, parts: Sequence[SparseVector], bounds: Sequence[int] | None = None
@@ -28,49 +48,68 @@ class Channel:
 
         With bounds, part r lies in `[bounds[r], bounds[r+1])` and so must what arrives here in this rank's own range.
         """
-        numel = self._expected.numel
+        rank, numel = self.comm.rank, self._expected.numel
         ranges = [(0, numel)] * self.comm.size if bounds is None else list(pairwise(bounds))
-        own = parts[self.comm.rank]
         messages = [
-            _nothing(own.values) if rank == self.comm.rank else pack(part, self._expected, *ranges[rank])
-            for rank, part in enumerate(parts)
+            _nothing() if to == rank else self._packed(part, ranges[to][0]).message for to, part in enumerate(parts)
         ]
         for source, message in self.comm.exchange(messages):
+            mine = source == rank
+            yield source, parts[rank] if mine else unpack(message, self._expected, *ranges[rank], source).vector
+
+    def gather(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:
+        """Everybody's vector. This rank's has no index below `low`; the note is a few numbers to go with it."""
+        packed = self._packed(vector, low, note)
+        vectors, notes = [], []
+        for source, message in enumerate(self.comm.all_gather_v(packed.message)):
             mine = source == self.comm.rank
-            yield source, own if mine else unpack(message, self._expected, *ranges[self.comm.rank], source)
+            seen, told = (packed.seen, note) if mine else unpack(message, self._expected, 0, vector.numel, source)
+            if note.size and not told.size:
+                raise MessageError(f"rank {self.comm.rank}: the message of rank {source} has no note")
+            vectors.append(seen)
+            notes.append(told)
+        return Gathered(vectors, notes)
 
-    def gather(self, vector: SparseVector, low: int = 0, high: int | None = None) -> list[SparseVector]:
-        """Everybody's vector in rank order, one's own as the others see it. This rank's lies in `[low, high)`."""
-        numel = self._expected.numel
-        message = pack(vector, self._expected, low, numel if high is None else high)
-        messages = self.comm.all_gather_v(message)
-        return [unpack(m, self._expected, 0, numel, source) for source, m in enumerate(messages)]
-
-    def gather_blocks(self, block: SparseVector, low: int = 0, high: int | None = None) -> list[SparseVector]:
+    def gather_blocks(self, block: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:
         """`gather` for blocks whose indices follow each other from rank to rank; joined, they are one vector."""
-        blocks = self.gather(block, low, high)
-        self.check_order(blocks)
-        return blocks
-
-    def swap(self, vector: SparseVector, to: int, source: int) -> SparseVector:
-        """Send a vector to one rank while receiving one from another."""
-        received = self.comm.send_recv(self._packed(vector), to, source)
-        return self._unpacked(received, source)
+        gathered = self.gather(block, low, note)
+        self.check_order(gathered.vectors)
+        return gathered
 
     def send(self, vector: SparseVector, to: int) -> None:
         """Send a vector to one rank, who receives."""
-        self.comm.send_recv(self._packed(vector), to, None)
+        self.comm.send_recv(self._packed(vector).message, to, None)
 
     def receive(self, source: int) -> SparseVector:
         """Receive a vector from one rank, who sends."""
-        return self._unpacked(self.comm.send_recv(torch.empty(0, dtype=torch.uint8), None, source), source)
+        return self._unpacked(self.comm.send_recv(_nothing(), None, source), source)
 
-    def _packed(self, vector: SparseVector) -> Tensor:
-        return pack(vector, self._expected, 0, self._expected.numel)
+    def swap(self, vector: SparseVector, to: int, source: int) -> SparseVector:
+        """Send a vector to one rank while receiving one from another."""
+        return self._unpacked(self.comm.send_recv(self._packed(vector).message, to, source), source)
 
-    def _unpacked(self, message: Tensor | None, source: int) -> SparseVector:
-        assert message is not None, "a comm returns what was received"
-        return unpack(message, self._expected, 0, self._expected.numel, source)
+    def pass_down(self, vector: SparseVector, parent: int | None, children: Sequence[int]) -> SparseVector:
+        """The root's vector, handed on from parents to children as it is: rounding it again would change it."""
+        if parent is None:
+            packed = self._packed(vector)
+        else:
+            message = self.comm.send_recv(_nothing(), None, parent)
+            packed = Packed(_sent(message), self._unpacked(message, parent))
+        for child in children:
+            self.comm.send_recv(packed.message, child, None)
+        return packed.seen
+
+    def wrap(self, vector: SparseVector) -> Packed:
+        """A vector ready to be handed from rank to rank as it is."""
+        return self._packed(vector)
+
+    def swap_wrapped(self, wrapped: Sequence[Packed], to: int, source: int) -> list[Packed]:
+        """Send wrapped vectors to one rank while receiving as many from another, in one message."""
+        sizes = torch.tensor([packed.message.numel() for packed in wrapped], dtype=torch.int64)
+        joined = _joined([sizes.view(torch.uint8), *(packed.message for packed in wrapped)])
+        arrived = _sent(self.comm.send_recv(joined, to, source))
+        parts = self._parted(arrived, len(wrapped), source)
+        return [Packed(part, self._unpacked(part, source)) for part in parts]
 
     def check_order(self, blocks: Sequence[SparseVector]) -> None:
         """Blocks of several ranks must not overlap, or their join would not be a vector."""
@@ -85,6 +124,35 @@ class Channel:
                 )
             last = int(block.indices[-1])
 
+    def _packed(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Packed:
+        packed = self.codec.pack(vector, self._expected, low, note)
+        if packed.seen is not vector:
+            self.rounded_away.append(vector.beyond(packed.seen))
+        return packed
 
-def _nothing(like: Tensor) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=like.device)
+    def _unpacked(self, message: Tensor | None, source: int) -> SparseVector:
+        return unpack(_sent(message), self._expected, 0, self._expected.numel, source).vector
+
+    def _parted(self, joined: Tensor, count: int, source: int) -> list[Tensor]:
+        """Messages that came as one: their sizes, then themselves."""
+        sizes = joined[: 8 * count].view(torch.int64).tolist() if joined.numel() >= 8 * count else [-1]
+        if min(sizes, default=0) < 0 or 8 * count + sum(sizes) != joined.numel():
+            raise MessageError(
+                f"rank {self.comm.rank}: malformed message from rank {source}: "
+                f"{joined.numel()} bytes are no {count} messages"
+            )
+        return list(torch.split(joined[8 * count :], sizes))
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def _sent(message: Tensor | None) -> Tensor:
+    assert message is not None, "a comm returns what was received"
+    return message
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Not by `torch.cat`, which shares out even short vectors and then waits for a busy core."""
+    return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))

@@ -1,92 +1,253 @@
-"""Sorted indices as bytes: plain words, or gaps in as few bits as suit them, whichever is smaller.
+"""Sorted indices as bytes, in the code that takes the fewest.
 
-Gaps need the compiled kernels, so indices that live elsewhere than in main memory travel plain.
+| code | bytes for `count` indices that span `span` entries from `low` on |
+| --- | --- |
+| `plain` | 4 or 8 each |
+| `run` | none: they follow each other without a gap |
+| `bitmap` | one bit an entry of the span: where it is crowded |
+| `blocks` | 2 each, and 4 for every 65,536 entries of the span |
+| `gaps` | as many bits as most gaps need, and more for the few others (see `kernels.gaps`): mostly the smallest |
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from gradsieve.kernels import gaps, index_dtype, kernels
+from gradsieve.kernels import gaps, places, runs
+from gradsieve.kernels.bits import num_words
 from gradsieve.kernels.gaps import GapPlan
+from gradsieve.registry import Registry
 
-PLAIN, GAPS = 0, 1
-NO_GAPS = GapPlan(0, 0, 0)
-ALIGNED_BYTES = 8  # so that values of any width can follow
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class IndexCode(ABC):
+    """How the indices of one message are written; one 64-bit word says it to the receiver."""
+
+    kind: ClassVar[int]
+
+    @property
+    @abstractmethod
+    def word(self) -> int:
+        """For the header: the kind in the lowest byte."""
+
+    @property
+    @abstractmethod
+    def num_words(self) -> int:
+        """64-bit words that the indices take."""
+
+    @abstractmethod
+    def write(self, indices: Array, low: int, words: Array) -> None:
+        """Fill `words`, which are zero: `num_words`, and one more."""
+
+    @abstractmethod
+    def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
+        """Fill `indices`, strictly increasing in `[low, high)`; false if the words, and one more, do not hold such."""
 
 
 @dataclass(frozen=True)
-class IndexCode:
-    """How the indices of one message are written; one 64-bit word says it all to the receiver."""
+class Plain(IndexCode):
+    """Whole numbers."""
 
-    kind: int
+    kind: ClassVar[int] = 0
     count: int
-    itemsize: int  # of a plain index
-    gaps: GapPlan = NO_GAPS
-
-    @classmethod
-    def smallest(cls, indices: Tensor, low: int) -> IndexCode:
-        """The code that takes the fewest bytes for these indices, none of which is below `low`."""
-        plain = cls(PLAIN, indices.numel(), indices.element_size())
-        if indices.numel() == 0 or indices.device.type != "cpu":
-            return plain
-        packed = cls(GAPS, indices.numel(), indices.element_size(), gaps.plan(indices.numpy(), low))
-        return packed if packed.num_bytes < plain.num_bytes else plain
-
-    @classmethod
-    def from_word(cls, word: int, count: int, numel: int) -> IndexCode | None:
-        """What a received word says; None if it makes no sense."""
-        kind, width, wide, num_wide = word & 0xFF, word >> 8 & 0xFF, word >> 16 & 0xFF, word >> 24
-        code = cls(kind, count, index_dtype(numel).itemsize, GapPlan(width, wide, num_wide))
-        if kind == PLAIN:
-            return code
-        sane = kind == GAPS and 1 <= width <= wide <= gaps.MAX_BITS and 0 <= num_wide <= count
-        return code if sane else None
+    itemsize: int
 
     @property
     def word(self) -> int:
-        """For the header."""
-        return self.kind | self.gaps.width << 8 | self.gaps.wide << 16 | self.gaps.num_wide << 24
+        """See `IndexCode.word`."""
+        return self.kind
 
     @property
-    def num_bytes(self) -> int:
-        """What the indices take, rounded up to whole words."""
-        if self.kind == GAPS:
-            return 8 * self.gaps.num_words(self.count)
-        plain = self.count * self.itemsize
-        return plain + -plain % ALIGNED_BYTES
+    def num_words(self) -> int:
+        """See `IndexCode.num_words`."""
+        return num_words(8 * self.count * self.itemsize)
 
-    def write(self, indices: Tensor, low: int) -> Tensor:
-        """The bytes."""
-        if self.kind == GAPS:
-            words = np.empty(self.gaps.num_words(self.count) + 1, np.uint64)
-            gaps.encode(indices.numpy(), low, self.gaps.width, self.gaps.wide, words)
-            return torch.from_numpy(words[:-1]).view(torch.uint8)
-        padded = indices.new_zeros(self.num_bytes // self.itemsize)
-        padded[: self.count] = indices
-        return padded.view(torch.uint8)
+    def write(self, indices: Array, low: int, words: Array) -> None:
+        """See `IndexCode.write`."""
+        words.view(indices.dtype)[: self.count] = indices
 
-    def read(self, data: Tensor, numel: int, low: int, high: int) -> Tensor | str:
-        """The indices, strictly increasing in `[low, high)`, or what is wrong with the bytes."""
-        if self.kind == GAPS:
-            return self._read_gaps(data, numel, low, high)
-        indices = data.view(index_dtype(numel))[: self.count]
-        position = kernels(data.new_empty(0, dtype=torch.float32)).first_disorder(indices, low, high)
-        if position < 0:
-            return indices
-        return (
-            f"index {int(indices[position])} at position {position}, "
-            f"indices must be strictly increasing in [{low}, {high})"
-        )
+    def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
+        """See `IndexCode.read`."""
+        indices[:] = words.view(indices.dtype)[: self.count]
+        return int(runs.first_disorder(indices, low, high)) < 0
 
-    def _read_gaps(self, data: Tensor, numel: int, low: int, high: int) -> Tensor | str:
-        words = np.zeros(data.numel() // 8 + 1, np.uint64)
-        words[:-1] = data.cpu().numpy().view(np.uint64)
-        indices = torch.empty(self.count, dtype=index_dtype(numel))
-        if gaps.decode(words, low, high, *self.gaps, indices.numpy()):
-            return indices.to(data.device)
-        return f"gaps that do not stay within [{low}, {high})"
+
+@dataclass(frozen=True)
+class Run(IndexCode):
+    """Indices that follow each other without a gap."""
+
+    kind: ClassVar[int] = 1
+    start: int  # relative to low
+
+    @property
+    def word(self) -> int:
+        """See `IndexCode.word`."""
+        return self.kind | self.start << 8
+
+    @property
+    def num_words(self) -> int:
+        """See `IndexCode.num_words`."""
+        return 0
+
+    def write(self, indices: Array, low: int, words: Array) -> None:
+        """See `IndexCode.write`."""
+
+    def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
+        """See `IndexCode.read`."""
+        start = low + self.start
+        if not low <= start <= high - indices.size:
+            return False
+        indices[:] = np.arange(start, start + indices.size)
+        return True
+
+
+@dataclass(frozen=True)
+class Bitmap(IndexCode):
+    """A bit for every entry of the span."""
+
+    kind: ClassVar[int] = 2
+    span: int
+
+    @property
+    def word(self) -> int:
+        """See `IndexCode.word`."""
+        return self.kind | self.span << 8
+
+    @property
+    def num_words(self) -> int:
+        """See `IndexCode.num_words`."""
+        return num_words(self.span)
+
+    def write(self, indices: Array, low: int, words: Array) -> None:
+        """See `IndexCode.write`."""
+        places.encode_bitmap(indices, low, words[:-1])
+
+    def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
+        """See `IndexCode.read`."""
+        return bool(places.decode_bitmap(words[:-1], low, high, indices))
+
+
+@dataclass(frozen=True)
+class Blocks(IndexCode):
+    """16-bit offsets within blocks of 65,536 entries."""
+
+    kind: ClassVar[int] = 3
+    count: int
+    span: int
+
+    @property
+    def word(self) -> int:
+        """See `IndexCode.word`."""
+        return self.kind | self.span << 8
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks the span covers."""
+        return -(-self.span // places.BLOCK_ENTRIES)
+
+    @property
+    def num_words(self) -> int:
+        """See `IndexCode.num_words`."""
+        return num_words(32 * self.num_blocks) + num_words(16 * self.count)
+
+    def write(self, indices: Array, low: int, words: Array) -> None:
+        """See `IndexCode.write`."""
+        places.encode_blocks(indices, low, *self._parts(words))
+
+    def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
+        """See `IndexCode.read`."""
+        return bool(places.decode_blocks(*self._parts(words), low, high, indices))
+
+    def _parts(self, words: Array) -> tuple[Array, Array]:
+        edge = num_words(32 * self.num_blocks)
+        return words[:edge].view(np.uint32)[: self.num_blocks], words[edge:].view(np.uint16)[: self.count]
+
+
+@dataclass(frozen=True)
+class Gaps(IndexCode):
+    """The distances between indices."""
+
+    kind: ClassVar[int] = 4
+    count: int
+    plan: GapPlan
+
+    @property
+    def word(self) -> int:
+        """See `IndexCode.word`."""
+        return self.kind | self.plan.width << 8 | self.plan.wide << 16 | self.plan.num_wide << 24
+
+    @property
+    def num_words(self) -> int:
+        """See `IndexCode.num_words`."""
+        return self.plan.num_words(self.count)
+
+    def write(self, indices: Array, low: int, words: Array) -> None:
+        """See `IndexCode.write`."""
+        gaps.encode(indices, low, self.plan.width, self.plan.wide, words)
+
+    def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
+        """See `IndexCode.read`."""
+        return bool(gaps.decode(words, low, high, *self.plan, indices))
+
+
+def _plain(indices: Array, low: int) -> IndexCode:
+    return Plain(indices.size, indices.itemsize)
+
+
+def _bitmap(indices: Array, low: int) -> IndexCode:
+    return Bitmap(_span(indices, low))
+
+
+def _blocks(indices: Array, low: int) -> IndexCode:
+    return Blocks(indices.size, _span(indices, low))
+
+
+def _gaps(indices: Array, low: int) -> IndexCode:
+    return Gaps(indices.size, gaps.plan(indices, low)) if indices.size else _plain(indices, low)
+
+
+def _smallest(indices: Array, low: int) -> IndexCode:
+    if indices.size == 0:
+        return _plain(indices, low)
+    first, span = int(indices[0]), _span(indices, low)
+    if first - low + indices.size == span:
+        return Run(first - low)
+    # A gap takes a bit at least: where entries are so crowded that a bitmap takes less, gaps need not be looked at.
+    bitmap = Bitmap(span)
+    if bitmap.num_words <= num_words(indices.size):
+        return bitmap
+    # Among equals the first is taken: they stand in the order of the time they take.
+    return min(_plain(indices, low), bitmap, _blocks(indices, low), _gaps(indices, low), key=lambda c: c.num_words)
+
+
+INDEX_CODES: Registry[Callable[[Array, int], IndexCode]] = Registry(
+    "index code",
+    {"auto": _smallest, "plain": _plain, "bitmap": _bitmap, "blocks": _blocks, "gaps": _gaps},
+)
+
+
+def from_word(word: int, count: int, itemsize: int, room: int) -> IndexCode | None:
+    """What a received word says of indices in a range of `room` entries; None if it makes no sense."""
+    kind, rest = word & 0xFF, word >> 8
+    plan = GapPlan(rest & 0xFF, rest >> 8 & 0xFF, rest >> 16)
+    if kind == Plain.kind and rest == 0:
+        return Plain(count, itemsize)
+    if kind == Run.kind and 0 <= rest <= room:
+        return Run(rest)
+    if kind == Bitmap.kind and 0 <= rest <= room:
+        return Bitmap(rest)
+    if kind == Blocks.kind and 0 <= rest <= room:
+        return Blocks(count, rest)
+    if kind == Gaps.kind and 1 <= plan.width <= plan.wide <= gaps.MAX_BITS and 0 <= plan.num_wide <= count:
+        return Gaps(count, plan)
+    return None
+
+
+def _span(indices: Array, low: int) -> int:
+    return int(indices[-1]) - low + 1 if indices.size else 0

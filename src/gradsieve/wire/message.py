@@ -1,17 +1,21 @@
 """A sparse vector as one contiguous buffer, and back.
 
-A message is a header of six 64-bit words, then the entries. Two layouts, the smaller is taken: `pairs` has indices (see
-`indices`) and values, `range` has the values of a whole index range. There +0 means no entry; an entry whose value is
-zero (a sum that cancelled) travels as -0, so that both layouts give back exactly the entries that were sent.
+A message is a sequence of little-endian 64-bit words:
+1. a header of eight (see `Header`);
+2. the indices (see `indices`);
+3. the values (see `values`);
+4. a note: a few numbers that the sender wants known besides, if any;
+5. an end mark.
 
-Everything that arrives is checked against the header, the header against what this rank expects, and every index
-against the range it may lie in, before it is used.
+Everything that arrives is checked: the header against what this rank expects, the length against the header, the end
+mark, and every index against the range it may lie in, before it is used. Messages are made and read in main memory; a
+comm moves them to where its backend wants them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,28 +23,35 @@ from torch import Tensor
 
 from gradsieve.errors import MessageError, MismatchError
 from gradsieve.kernels import index_dtype
+from gradsieve.kernels.bits import num_words
 from gradsieve.vector import SparseVector
+from gradsieve.wire import indices as index_codes
+from gradsieve.wire import values as value_codes
 from gradsieve.wire.indices import IndexCode
+from gradsieve.wire.values import ValueCode
 
-HEADER_WORDS = 6
-HEADER_BYTES = 8 * HEADER_WORDS
+HEADER_WORDS = 8
+OVERHEAD_BYTES = 8 * (HEADER_WORDS + 1)
 
 _MAGIC = 0x6753  # "gS"
-_VERSION = 1
-_PAIRS, _RANGE = 0, 1
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_VERSION = 2
+_END_MARK = 0x6576656973  # "sieve"
 _VALUE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Header(NamedTuple):
     """What the receiver must know to read the rest."""
 
-    kind: int  # magic, version, layout, dtype: one byte each but the first
+    kind: int  # magic, version, whether all values are finite, dtype: a byte each but the first
     numel: int
     k: int
-    low: int  # of the range that the entries lie in
+    low: int  # an index that none is below
     num_entries: int
-    index_code: int
+    index_word: int
+    value_word: int
+    note_size: int
 
 
 @dataclass(frozen=True)
@@ -50,98 +61,152 @@ class Expected:
     rank: int
     numel: int
     k: int
+    dtype: torch.dtype
+    device: torch.device
 
 
-def pack(vector: SparseVector, expected: Expected, low: int, high: int) -> Tensor:
-    """A message with the entries of a vector, all of which lie in `[low, high)`."""
-    values = vector.values
-    code = IndexCode.smallest(vector.indices, low)
-    if (high - low) * values.element_size() < code.num_bytes + vector.nnz * values.element_size():
-        dense = torch.zeros(high - low, dtype=values.dtype, device=values.device)
-        dense[vector.indices - low] = torch.where(values == 0, -0.0, values)
-        return _join(_header(_RANGE, dense, expected, low, 0), dense)
-    return _join(_header(_PAIRS, values, expected, low, code.word), code.write(vector.indices, low), values)
+class Packed(NamedTuple):
+    """A message, and the vector that whoever receives it will see."""
+
+    message: Tensor
+    seen: SparseVector
 
 
-def unpack(message: Tensor, expected: Expected, low: int, high: int, source: int) -> SparseVector:
-    """The vector a message holds; its indices lie in `[low, high)`."""
-    reader = _Reader(message, expected, source)
-    layout, dtype, header = reader.header()
-    if layout == _RANGE:
-        return reader.range(dtype, header, low, high)
-    return reader.pairs(dtype, header, low, high)
+class Arrived(NamedTuple):
+    """What a message holds."""
+
+    vector: SparseVector
+    note: Array  # float32
+
+
+NO_NOTE: Array = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How entries are written. The default loses nothing; the sender keeps what others round away."""
+
+    values: str = "exact"  # a name of `values.VALUE_CODES`; those with fewer bits send less and leave more over
+    indices: str = "auto"  # a name of `indices.INDEX_CODES`; `auto` takes the smallest for every message
+
+    def __post_init__(self) -> None:
+        value_codes.VALUE_CODES[self.values]
+        index_codes.INDEX_CODES[self.indices]
+
+    def pack(self, vector: SparseVector, expected: Expected, low: int, note: Array = NO_NOTE) -> Packed:
+        """A message with the entries of a vector, none of which has an index below `low`."""
+        indices, values = vector.indices.cpu().numpy(), _as_array(vector.values)
+        index_code = index_codes.INDEX_CODES[self.indices](indices, low)
+        value_code = value_codes.chosen(self.values, values)
+        edges = np.cumsum(
+            [HEADER_WORDS, index_code.num_words, value_code.num_words, num_words(32 * note.size)]
+        ).tolist()
+        words = np.zeros(edges[-1] + 1, np.uint64)
+        words[:HEADER_WORDS].view(np.int64)[:] = np.array(_header(vector, expected, low, index_code, value_code, note))
+        index_code.write(indices, low, words[edges[0] : edges[1] + 1])
+        seen = value_code.write(values, words[edges[1] : edges[2]])
+        words[edges[2] : edges[3]].view(np.float32)[: note.size] = note
+        words[-1] = _END_MARK
+        message = torch.from_numpy(words).view(torch.uint8)
+        if seen is values:
+            return Packed(message, vector)
+        rounded = torch.from_numpy(seen).to(vector.values.device)
+        return Packed(message, SparseVector.trusted((vector.indices, rounded), vector.numel))
+
+
+def unpack(message: Tensor, expected: Expected, low: int, high: int, source: int) -> Arrived:
+    """What a message holds; its indices lie in `[low, high)`."""
+    return _Reader(message, expected, source).read(low, high)
 
 
 class _Reader:
     def __init__(self, message: Tensor, expected: Expected, source: int) -> None:
-        self.message = message
+        self.num_bytes = message.numel()
         self.expected = expected
         self.source = source
+        if self.num_bytes < OVERHEAD_BYTES or self.num_bytes % 8:
+            raise self.malformed(f"{self.num_bytes} bytes are no message")
+        data = message.cpu().numpy()
+        self.words: Array = (data if data.ctypes.data % 8 == 0 else data.copy()).view(np.uint64)
+        self.header = Header(*self.words[:HEADER_WORDS].view(np.int64).tolist())
 
-    def header(self) -> tuple[int, torch.dtype, Header]:
-        if self.message.numel() < HEADER_BYTES:
-            raise self.malformed(f"{self.message.numel()} bytes are no message")
-        header = Header(*self.message[:HEADER_BYTES].view(torch.int64).tolist())
+    def read(self, low: int, high: int) -> Arrived:
+        self.check_header()
+        index_code, value_code = self.codes(low, high)
+        sizes = [HEADER_WORDS, index_code.num_words, value_code.num_words, num_words(32 * self.header.note_size)]
+        edges = np.cumsum(sizes).tolist()
+        if 8 * (edges[-1] + 1) != self.num_bytes:
+            raise self.malformed(f"{self.num_bytes} bytes came, {8 * (edges[-1] + 1)} were announced")
+        if self.words[-1] != _END_MARK:
+            raise self.malformed(f"it ends in {int(self.words[-1]):#x}")
+        vector = self.vector(index_code, value_code, edges, high)
+        return Arrived(vector, self.words[edges[2] : edges[3]].view(np.float32)[: self.header.note_size])
+
+    def check_header(self) -> None:
+        header, expected = self.header, self.expected
         magic, version = header.kind >> 24, header.kind >> 16 & 0xFF
-        layout, dtype = header.kind >> 8 & 0xFF, header.kind & 0xFF
-        if magic != _MAGIC or layout > _RANGE or dtype >= len(_VALUE_DTYPES):
+        finite, dtype = header.kind >> 8 & 0xFF, header.kind & 0xFF
+        if magic != _MAGIC or finite > 1 or dtype >= len(_VALUE_DTYPES):
             raise self.malformed(f"unknown header {header.kind:#x}")
         if version != _VERSION:
             raise self.differs("the wire version", version, _VERSION)
-        if header.numel != self.expected.numel:
-            raise self.differs("numel", header.numel, self.expected.numel)
-        if header.k != self.expected.k:
-            raise self.differs("k", header.k, self.expected.k)
+        if _VALUE_DTYPES[dtype] != expected.dtype:
+            raise self.differs("the dtype", _VALUE_DTYPES[dtype], expected.dtype)
+        if header.numel != expected.numel:
+            raise self.differs("numel", header.numel, expected.numel)
+        if header.k != expected.k:
+            raise self.differs("k", header.k, expected.k)
         if not 0 <= header.num_entries <= header.numel:
             raise self.malformed(f"{header.num_entries} entries announced, at most {header.numel} are possible")
-        return layout, _VALUE_DTYPES[dtype], header
+        if not 0 <= header.note_size <= self.num_bytes // 4:
+            raise self.malformed(f"a note of {header.note_size} numbers announced")
 
-    def pairs(self, dtype: torch.dtype, header: Header, low: int, high: int) -> SparseVector:
-        code = IndexCode.from_word(header.index_code, header.num_entries, header.numel)
-        if code is None or not low <= header.low <= high:
-            raise self.malformed(f"unknown index code {header.index_code:#x} from {header.low}")
-        packed, values = self.parts(code.num_bytes, header.num_entries * dtype.itemsize)
-        indices = code.read(packed, header.numel, header.low, high)
-        if isinstance(indices, str):
-            raise self.malformed(indices)
-        return SparseVector.trusted((indices, values.view(dtype)), header.numel)
+    def codes(self, low: int, high: int) -> tuple[IndexCode, ValueCode]:
+        header, expected = self.header, self.expected
+        if not low <= header.low <= high:
+            raise self.malformed(f"indices from {header.low} on, but they must lie in [{low}, {high})")
+        itemsize = index_dtype(header.numel).itemsize
+        index_code = index_codes.from_word(header.index_word, header.num_entries, itemsize, high - header.low)
+        if index_code is None:
+            raise self.malformed(f"unknown index code {header.index_word:#x}")
+        value_code = value_codes.from_word(header.value_word, header.num_entries, expected.dtype.itemsize)
+        if value_code is None:
+            raise self.malformed(f"unknown value code {header.value_word:#x}")
+        return index_code, value_code
 
-    def range(self, dtype: torch.dtype, header: Header, low: int, high: int) -> SparseVector:
-        if header.low < low or header.low + header.num_entries > high:
-            raise self.malformed(
-                f"range [{header.low}, {header.low + header.num_entries}) is not within [{low}, {high})"
-            )
-        (data,) = self.parts(header.num_entries * dtype.itemsize)
-        values = data.view(dtype)
-        positions = values.view(_BITS[dtype.itemsize]).nonzero().flatten()
-        indices = (positions + header.low).to(index_dtype(header.numel))
-        return SparseVector.trusted((indices, values[positions] + 0.0), header.numel)
-
-    def parts(self, *sizes: int) -> tuple[Tensor, ...]:
-        """What follows the header, as views; the sizes must fill the message exactly."""
-        announced = HEADER_BYTES + sum(sizes)
-        if announced != self.message.numel():
-            raise self.malformed(f"{self.message.numel()} bytes came, {announced} were announced")
-        return torch.split(self.message[HEADER_BYTES:], list(sizes))
+    def vector(self, index_code: IndexCode, value_code: ValueCode, edges: list[int], high: int) -> SparseVector:
+        indices = torch.empty(self.header.num_entries, dtype=index_dtype(self.header.numel))
+        if not index_code.read(self.words[edges[0] : edges[1] + 1], self.header.low, high, indices.numpy()):
+            raise self.malformed(f"indices that do not rise strictly within [{self.header.low}, {high})")
+        dtype = self.expected.dtype
+        values = value_code.read(self.words[edges[1] : edges[2] + 1], _array_dtype(dtype))
+        entries = indices.to(self.expected.device), torch.from_numpy(values).view(dtype).to(self.expected.device)
+        return SparseVector.trusted(entries, self.header.numel)
 
     def malformed(self, what: str) -> MessageError:
         return MessageError(f"rank {self.expected.rank}: malformed message from rank {self.source}: {what}")
 
-    def differs(self, what: str, theirs: int, mine: int) -> MismatchError:
+    def differs(self, what: str, theirs: object, mine: object) -> MismatchError:
         return MismatchError(
             f"rank {self.expected.rank}: {what} must be the same on all ranks, "
             f"but is {theirs} on rank {self.source} and {mine} here"
         )
 
 
-def _header(layout: int, values: Tensor, expected: Expected, low: int, index_code: int) -> Tensor:
-    kind = _MAGIC << 24 | _VERSION << 16 | layout << 8 | _VALUE_DTYPES.index(values.dtype)
-    header = Header(kind, expected.numel, expected.k, low, values.numel(), index_code)
-    return torch.tensor(header, dtype=torch.int64, device=values.device)
+def _header(
+    vector: SparseVector, expected: Expected, low: int, index_code: IndexCode, value_code: ValueCode, note: Array
+) -> Header:
+    finite = bool(torch.isfinite(vector.values.sum())) or bool(torch.isfinite(vector.values).all())
+    kind = _MAGIC << 24 | _VERSION << 16 | finite << 8 | _VALUE_DTYPES.index(vector.values.dtype)
+    return Header(kind, expected.numel, expected.k, low, vector.nnz, index_code.word, value_code.word, note.size)
 
 
-def _join(*parts: Tensor) -> Tensor:
-    data = [part.view(torch.uint8) for part in parts]
-    if data[0].device.type == "cpu":  # `torch.cat` shares out even short vectors and then waits for a busy core
-        return torch.from_numpy(np.concatenate([part.numpy() for part in data]))
-    return torch.cat(data)
+def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """NumPy has no bfloat16: half precision travels as the integers of its bits."""
+    return np.dtype({torch.float32: np.float32, torch.float64: np.float64}.get(dtype, np.int16))
+
+
+def _as_array(values: Tensor) -> Array:
+    wide = values.dtype in (torch.float32, torch.float64)
+    array: Array = (values if wide else values.view(torch.int16)).cpu().numpy()
+    return array

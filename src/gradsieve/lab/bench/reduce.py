@@ -1,16 +1,17 @@
 """Time of the whole data path on real processes: from the gradient to the mean written back over it.
 
-All recipes take turns within a repeat. Ranks start together, after a barrier; a step has taken as long as the slowest
-rank. The row `gloo all_reduce` is the backend alone on the same tensor, and what `speedup_over_dense` refers to.
+Ranks meet over loopback, or each in a host of its own on a network of limited links, together with the peers that a
+user might pick instead. All take turns within a repeat. Ranks start together, after a barrier; a step has taken as long
+as the slowest rank. The row `gloo all_reduce` is the backend alone on the same tensor, and what `speedup_over_dense`
+refers to.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from torch import Tensor
 from gradsieve.comm import CountingComm, TorchComm, Traffic
 from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Contender, Progress, contest, silent
 from gradsieve.lab.bench.gradients import POOL, Gradients
+from gradsieve.lab.bench.meter import Exchanged, Meter
+from gradsieve.lab.bench.peers import PEERS, PeerContender
 from gradsieve.lab.bench.report import (
     Column,
     Report,
@@ -30,16 +33,22 @@ from gradsieve.lab.bench.report import (
     times,
 )
 from gradsieve.lab.machine import require_memory
-from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker, run_workers, threads_per_worker
+from gradsieve.lab.network import Network
+from gradsieve.lab.network.iproute import require_tools
+from gradsieve.lab.network.topology import Topology, split_profile
+from gradsieve.lab.workers import TIMEOUT_SECONDS, Tell, Worker, run_workers, threads_per_worker
 from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import RECIPES, Recipe
 
 BACKEND = "gloo all_reduce"
+LOOPBACK = "loopback"
+NETWORK_NAME = "bench"  # two at a time would measure each other
 DENSE_WARMUP_STEPS = 2
 
 COLUMNS = (
     Column("recipe", "recipe"),
+    Column("network", "network"),
     Column("ranks", "ranks"),
     Column("numel", "numel", thousands),
     Column("density", "density"),
@@ -47,6 +56,7 @@ COLUMNS = (
     Column("seconds", "step", milliseconds),
     Column("speedup_over_dense", "gloo /", times),
     Column("bytes_received_per_rank", "received", megabytes),
+    Column("interface_bytes_received_per_rank", "by interface", megabytes),
     Column("messages_per_rank", "messages"),
     Column("calls_per_step", "calls"),
 )
@@ -61,30 +71,28 @@ class ReducePlan:
     densities: Sequence[float]
     ranks: Sequence[int]
     repeats: int
+    networks: Sequence[str] = (LOOPBACK,)  # or `1gbit`, `1gbit+5ms`: every rank in a host of its own
+    peers: Sequence[str] = ()
 
 
 class Cell(NamedTuple):
     """One combination."""
 
     recipes: tuple[str, ...]
+    peers: tuple[str, ...]
+    network: str
     numel: int
     density: float
     ranks: int
     repeats: int
 
 
-class Exchanged(NamedTuple):
-    """One step on one rank."""
-
-    seconds: float
-    traffic: Traffic
-
-
 class RecipeContender:
     """A recipe in a pipeline, its traffic counted."""
 
-    def __init__(self, recipe: Recipe, grad: Tensor, k: int) -> None:
+    def __init__(self, recipe: Recipe, grad: Tensor, k: int, meter: Meter) -> None:
         self.k = k
+        self._meter = meter
         self.warmup_steps = DENSE_WARMUP_STEPS if isinstance(recipe, RECIPES["dense"]) else RESIDUAL_WARMUP_STEPS
         self._grad = grad
         self._comm = CountingComm(TorchComm(timeout_seconds=TIMEOUT_SECONDS))
@@ -95,10 +103,10 @@ class RecipeContender:
         """A whole step in place, on a copy."""
         self._grad.copy_(grad)
         self._comm.reset()
-        dist.barrier()
-        started = time.perf_counter()
+        return self._meter(self._run).with_traffic(self._comm.reset())
+
+    def _run(self) -> None:
         self._state = self._pipeline.step(self._grad, self.k, self._state, self._grad)
-        return Exchanged(time.perf_counter() - started, self._comm.reset())
 
 
 class BackendContender:
@@ -106,38 +114,60 @@ class BackendContender:
 
     warmup_steps = DENSE_WARMUP_STEPS
 
-    def __init__(self, grad: Tensor) -> None:
+    def __init__(self, grad: Tensor, meter: Meter) -> None:
         self._grad = grad
+        self._meter = meter
         self._size = dist.get_world_size()
 
     def step(self, grad: Tensor) -> Exchanged:
         """See the class. Traffic is what a bandwidth-optimal all_reduce needs, as `CountingComm` counts it."""
         self._grad.copy_(grad)
-        dist.barrier()
-        started = time.perf_counter()
-        dist.all_reduce(self._grad)
-        self._grad.div_(self._size)
-        seconds = time.perf_counter() - started
         others = self._size - 1
         num_bytes = 2 * others * self._grad.numel() * self._grad.element_size() // self._size
-        return Exchanged(seconds, Traffic(1, 2 * others, 2 * others, num_bytes, num_bytes))
+        return self._meter(self._run).with_traffic(Traffic(1, 2 * others, 2 * others, num_bytes, num_bytes))
+
+    def _run(self) -> None:
+        dist.all_reduce(self._grad)
+        self._grad.div_(self._size)
 
 
 def bench_reduce(plan: ReducePlan, progress: Progress = silent) -> Report:
     """Measure all combinations, each with its own set of processes."""
-    for name in plan.recipes:
-        RECIPES[name]  # an unknown name is an error here, not in a worker
-    # Each recipe keeps up to three vectors; the pool, the gradient, and what a dense step makes on the way.
-    vectors = POOL + 3 + 3 * len(plan.recipes)
-    require_memory(4 * vectors * max(plan.numels) * max(plan.ranks), "use a smaller --numel or fewer --recipe")
+    _check(plan)
     rows: list[Row] = []
-    for ranks in plan.ranks:
-        for numel in plan.numels:
-            for density in plan.densities:
-                cell = Cell(tuple(plan.recipes), numel, density, ranks, plan.repeats)
-                measured = run_workers(ranks, measure, cell, on_report=lambda told: progress(*told))
-                rows += _rows(cell, measured)
+    for network in plan.networks:
+        for ranks in plan.ranks:
+            for numel in plan.numels:
+                for density in plan.densities:
+                    names = tuple(plan.recipes), tuple(plan.peers)
+                    cell = Cell(*names, network, numel, density, ranks, plan.repeats)
+                    rows += _rows(cell, _run(cell, lambda told: progress(*told)))
     return Report(environment(), rows)
+
+
+def _check(plan: ReducePlan) -> None:
+    """Whatever is wrong is an error here, not in a worker after minutes."""
+    for name in plan.recipes:
+        RECIPES[name]
+    for name in plan.peers:
+        PEERS[name]
+    for network in plan.networks:
+        if network != LOOPBACK:
+            rate, latency = split_profile(network)
+            Topology.of(max(plan.ranks), rate, latency=latency)
+            require_tools()
+    # Each recipe and peer keeps up to three vectors; the pool, the gradient, and what a dense step makes on the way.
+    vectors = POOL + 3 + 3 * (len(plan.recipes) + len(plan.peers))
+    remedy = "use a smaller --numel, fewer --recipe or fewer --peer"
+    require_memory(4 * vectors * max(plan.numels) * max(plan.ranks), remedy)
+
+
+def _run(cell: Cell, on_report: Tell) -> list[Any]:
+    if cell.network == LOOPBACK:
+        return run_workers(cell.ranks, measure, cell, on_report=on_report)
+    rate, latency = split_profile(cell.network)
+    with Network(cell.ranks, rate, latency=latency, name=NETWORK_NAME) as network:
+        return network.run_workers(measure, cell, on_report=on_report)
 
 
 def measure(worker: Worker, cell: Cell) -> dict[str, list[Exchanged]]:
@@ -145,11 +175,15 @@ def measure(worker: Worker, cell: Cell) -> dict[str, list[Exchanged]]:
     gradients = Gradients(cell.numel, rank=worker.rank)
     grad = torch.empty(cell.numel)
     k = max(1, round(cell.numel * cell.density))
-    contenders: dict[str, Contender[Exchanged]] = {BACKEND: BackendContender(grad)}
+    meter = Meter(in_network=cell.network != LOOPBACK)
+    contenders: dict[str, Contender[Exchanged]] = {BACKEND: BackendContender(grad, meter)}
     for name in cell.recipes:
         recipe = cast(Callable[[], Recipe], RECIPES[name])()
-        contenders[name] = RecipeContender(recipe, grad, k)
-    what = f"{cell.ranks} ranks, numel {cell.numel:,}, density {cell.density:g}"
+        contenders[name] = RecipeContender(recipe, grad, k, meter)
+    parameters = torch.zeros(cell.numel if cell.peers else 0)
+    for name in cell.peers:
+        contenders[name] = PeerContender(PEERS[name], parameters, meter)
+    what = f"{cell.ranks} ranks, {cell.network}, numel {cell.numel:,}, density {cell.density:g}"
     report = (lambda *told: worker.report(told)) if worker.rank == 0 else silent
     return contest(what, contenders, gradients, cell.repeats, report)
 
@@ -163,6 +197,8 @@ def _rows(cell: Cell, measured: Sequence[dict[str, list[Exchanged]]]) -> list[Ro
     return [
         {
             "recipe": name,
+            "peer": name not in cell.recipes,
+            "network": cell.network,
             "numel": cell.numel,
             "density": cell.density,
             "ranks": cell.ranks,
@@ -171,15 +207,24 @@ def _rows(cell: Cell, measured: Sequence[dict[str, list[Exchanged]]]) -> list[Ro
             "step": "ordinary",
             "seconds": statistics.median(seconds),
             "speedup_over_dense": dense / statistics.median(seconds),
-            "bytes_received_per_rank": _typical(measured, name, lambda t: t.bytes_received),
-            "messages_per_rank": _typical(measured, name, lambda t: t.messages_received),
-            "calls_per_step": _typical(measured, name, lambda t: t.calls),
+            **_traffic([rank[name] for rank in measured]),
             "raw_seconds": seconds,
         }
         for name, seconds in slowest.items()
     ]
 
 
-def _typical(measured: Sequence[dict[str, list[Exchanged]]], name: str, count: Callable[[Traffic], int]) -> int:
-    """The most that any rank has, in the median over its steps."""
-    return max(statistics.median_high(count(step.traffic) for step in rank[name]) for rank in measured)
+def _traffic(steps_of_ranks: Sequence[Sequence[Exchanged]]) -> Row:
+    """What could be counted: of each the most that any rank has, in the median over its steps."""
+    fields: dict[str, Callable[[Exchanged], int | None]] = {
+        "bytes_received_per_rank": lambda step: None if step.traffic is None else step.traffic.bytes_received,
+        "messages_per_rank": lambda step: None if step.traffic is None else step.traffic.messages_received,
+        "calls_per_step": lambda step: None if step.traffic is None else step.traffic.calls,
+        "interface_bytes_received_per_rank": lambda step: step.interface_bytes,
+    }
+    row: Row = {}
+    for field, count in fields.items():
+        counts = [[number for step in steps if (number := count(step)) is not None] for steps in steps_of_ranks]
+        if all(counts):
+            row[field] = max(map(statistics.median_high, counts))
+    return row

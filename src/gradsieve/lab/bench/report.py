@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """`method` or `recipe`; `numel density ranks threads repeats`; `seconds`, the median; and what else was measured."""
 
-CONDITIONS = ("numel", "density", "ranks", "threads")
+CONDITIONS = ("network", "numel", "density", "ranks", "threads")
 PACKAGES = ("torch", "numpy", "numba")
 
 
@@ -62,7 +62,7 @@ def table(report: Report, title: str, columns: Sequence[Column]) -> Table:
     from rich.table import Table
 
     rows, known = report.results, report.environment
-    shared = {name for name in CONDITIONS if len({row[name] for row in rows}) == 1}
+    shared = {name for name in CONDITIONS if len({row.get(name) for row in rows}) == 1}
     conditions = ", ".join(f"{c.title} {c.write(rows[0][c.field])}" for c in columns if c.field in shared)
     shown = Table(
         title=f"{title}; {conditions}" if conditions else title,
@@ -71,11 +71,11 @@ def table(report: Report, title: str, columns: Sequence[Column]) -> Table:
         caption_justify="left",
         box=box.SIMPLE_HEAD,
     )
-    varying = [column for column in columns if column.field not in shared]
+    varying = [c for c in columns if c.field not in shared and any(c.field in row for row in rows)]
     for number, column in enumerate(varying):
         shown.add_column(column.title, justify="right" if number else "left", no_wrap=True)
     for number, row in enumerate(rows):
-        if number and any(row[name] != rows[number - 1][name] for name in CONDITIONS):
+        if number and any(row.get(name) != rows[number - 1].get(name) for name in CONDITIONS):
             shown.add_section()
         shown.add_row(*(column.write(row[column.field]) if column.field in row else "" for column in varying))
     return shown

@@ -1,0 +1,107 @@
+"""Text to learn from: the sources of Python's standard library, which every machine has, or files the user names.
+
+Whole files are held out, so that nothing that is tested was seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from gradsieve.errors import InputError
+from gradsieve.lab.data.cache import MissingDataError
+
+SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"})
+HELD_OUT_ONE_IN = 10
+MIN_BYTES = 1_000_000  # of the library; a stripped one has less
+TEXT_SUFFIXES = (".txt", ".md", ".rst")
+
+
+class Corpus(NamedTuple):
+    """Documents that are trained on, and those held out."""
+
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+
+    def digest(self) -> str:
+        """Of all it says: what is computed from the same text is kept under this."""
+        state = hashlib.sha256()
+        for part in self:
+            state.update(str(len(part)).encode())
+            for document in part:
+                content = document.encode()
+                state.update(len(content).to_bytes(8, "little") + content)
+        return state.hexdigest()
+
+
+def read_library(root: Path | None = None) -> Corpus:
+    """Code and docstrings of all modules, in a fixed order."""
+    folder = root or Path(sysconfig.get_paths()["stdlib"])
+    corpus = _split(folder, (".py",))
+    num_bytes = sum(map(len, (*corpus.train, *corpus.test)))
+    if num_bytes < MIN_BYTES or not corpus.test:
+        raise MissingDataError(
+            f"this trains on the sources of Python's standard library, but {folder} has only {num_bytes} bytes "
+            f"of them: use a Python with its library as plain files, or give a folder of text"
+        )
+    return corpus
+
+
+def read_text(path: Path | None) -> Corpus:
+    """Penn Treebank where the folder has ptb.train.txt; else any text files, one in ten of them held out."""
+    if path is None or not path.is_dir():
+        raise MissingDataError(
+            f"give a folder of text: ptb.train.txt and ptb.test.txt, or files ending in {', '.join(TEXT_SUFFIXES)}, "
+            f"got {path or 'none'}"
+        )
+    if is_treebank(path):
+        return read_treebank(path)
+    corpus = _split(path, TEXT_SUFFIXES)
+    if not corpus.train or not corpus.test:
+        found = len(corpus.train) + len(corpus.test)
+        raise MissingDataError(
+            f"{path} has {found} text files, too few to hold some out: split the text over 20 files or more"
+        )
+    return corpus
+
+
+def is_treebank(path: Path | None) -> bool:
+    """Whether the folder has Penn Treebank as Mikolov prepared it."""
+    return path is not None and (path / "ptb.train.txt").is_file()
+
+
+def read_treebank(folder: Path) -> Corpus:
+    """A sentence a line, words apart by blanks, rare ones as <unk>; the end of a line becomes a word."""
+    parts = []
+    for name in ("ptb.train.txt", "ptb.test.txt"):
+        try:
+            lines = (folder / name).read_text().splitlines()
+        except FileNotFoundError:
+            raise MissingDataError(f"{folder} has ptb.train.txt but no {name}") from None
+        parts.append((" ".join(f"{line.strip()} <eos>" for line in lines if line.strip()),))
+    return Corpus(*parts)
+
+
+def _split(folder: Path, suffixes: tuple[str, ...]) -> Corpus:
+    """A file's name decides on which side it is."""
+    parts: tuple[list[str], list[str]] = ([], [])
+    for path in _files(folder, suffixes):
+        name = path.relative_to(folder).as_posix()
+        try:
+            document = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
+        if document:
+            parts[zlib.crc32(name.encode()) % HELD_OUT_ONE_IN == 0].append(document)
+    return Corpus(*map(tuple, parts))
+
+
+def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(set(folders) - SKIPPED)
+        yield from (Path(place, name) for name in sorted(files) if name.endswith(suffixes))

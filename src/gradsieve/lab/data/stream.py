@@ -1,0 +1,92 @@
+"""Windows of one long text, in such an order that each batch continues the one before it.
+
+The windows of an epoch are cut into as many columns as there are rows in a step of all ranks; a step takes the next
+window of every column. So a recurrent model can carry its state from step to step. What does not fill a row of all
+columns comes last, as a step of its own or, if it would leave a rank empty, with the last one.
+
+A state is the list of cuts of this epoch: how many rows, how many ranks, how many steps. Where it is resumed on another
+number of ranks, what is left of all columns is cut anew, and every window still comes once an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradsieve.lab.data.sampler import Draw, Share, require_same_samples
+
+
+class StreamSampler:
+    """The same order every epoch: that of the text, in columns."""
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self.epoch = 0
+        self.cuts: list[tuple[int, int, int]] = []
+
+    @property
+    def progress(self) -> float:
+        """Epochs done, with the part of the current one."""
+        return self.epoch + 1 - len(self._rest(self.cuts)) / self.share.num_samples
+
+    @property
+    def steps_left(self) -> int:
+        """Steps in the rest of the current epoch."""
+        return self.share.steps(len(self._rest(self.cuts)))
+
+    def __iter__(self) -> Iterator[Draw]:
+        epoch, (before, done) = self.epoch, self._current()
+        order = self._rest(before)
+        rows = self.share.batch * self.share.size
+        length = len(order) // rows
+        total = self.share.steps(len(order))
+        for step in range(done, total):
+            last = step == total - 1
+            windows, whole = _step(order, rows, length, step, last)
+            mine = windows[self.share.cut(len(windows))]
+            seed = self.share.draw_seed(epoch, len(before) * self.share.num_samples + step)
+            cuts = [*before, (self.share.batch, self.share.size, step + 1)]
+            self.epoch, self.cuts = (epoch + 1, []) if last else (epoch, cuts)
+            yield Draw(mine, epoch, seed, fresh=step == 0 or not whole)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        cuts = [list(cut) for cut in self.cuts]
+        return {"epoch": self.epoch, "cuts": cuts, "num_samples": self.share.num_samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there, also on another number of ranks or with another batch size."""
+        require_same_samples(state, self.share)
+        self.epoch = state["epoch"]
+        self.cuts = [(batch, size, steps) for batch, size, steps in state["cuts"]]
+        if len(self._rest(self.cuts)) < self.share.size:
+            self.epoch, self.cuts = self.epoch + 1, []
+
+    def _current(self) -> tuple[list[tuple[int, int, int]], int]:
+        """Cuts that are over, and the steps done in one that goes on as it was."""
+        if self.cuts and self.cuts[-1][:2] == (self.share.batch, self.share.size):
+            return self.cuts[:-1], self.cuts[-1][2]
+        return self.cuts, 0
+
+    def _rest(self, cuts: list[tuple[int, int, int]]) -> Tensor:
+        """Windows that are left after these cuts, in the order of the text within each column."""
+        order = torch.arange(self.share.num_samples)
+        for batch, size, steps in cuts:
+            rows = batch * size
+            length = len(order) // rows
+            columns, tail = order[: rows * length].view(rows, length), order[rows * length :]
+            order = torch.cat([columns[:, steps:].flatten(), tail])
+        return order
+
+
+def _step(order: Tensor, rows: int, length: int, step: int, last: bool) -> tuple[Tensor, bool]:
+    """The windows of a step of all ranks, and whether they are one of each column and no more."""
+    columns, tail = order[: rows * length].view(rows, length), order[rows * length :]
+    if step >= length:
+        return tail, False
+    if last and len(tail):
+        return torch.cat([columns[:, step], tail]), False
+    return columns[:, step], True

@@ -1,0 +1,56 @@
+"""The models of the papers, one file each. Shapes say how large; `MODELS` has the papers' size and a small one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradsieve.lab.models.alexnet import AlexNet, AlexNetShape
+from gradsieve.lab.models.bert import Bert, BertShape
+from gradsieve.lab.models.deepspeech import DeepSpeech, DeepSpeechShape
+from gradsieve.lab.models.lstm import LstmLanguageModel, LstmShape
+from gradsieve.lab.models.resnet20 import ResNet20, ResNet20Shape
+from gradsieve.lab.models.resnet50 import ResNet50, ResNet50Shape
+from gradsieve.lab.models.shape import SIZES, Architecture, Size, count_parameters
+from gradsieve.lab.models.vgg import Vgg16, VggShape
+from gradsieve.registry import Registry
+
+__all__ = ["MODELS", "SIZES", "Architecture", "Size", "count_parameters"]
+
+MODELS: Registry[Architecture[Any]] = Registry(
+    "model",
+    {
+        "vgg16": Architecture(
+            Vgg16, VggShape(), VggShape(width=16), 14_728_266, "VGG-16 with batch norm and one fully connected layer"
+        ),
+        "resnet20": Architecture(
+            ResNet20, ResNet20Shape(), ResNet20Shape(blocks=1), 269_722, "ResNet-20 with parameter-free shortcuts"
+        ),
+        "resnet50": Architecture(
+            ResNet50, ResNet50Shape(), ResNet50Shape((1, 1, 1, 1), width=16), 25_557_032, "ResNet-50"
+        ),
+        "alexnet": Architecture(
+            AlexNet, AlexNetShape(), AlexNetShape(16, 512, pooled=2, dropout=0.2), 61_100_840, "AlexNet in one tower"
+        ),
+        "lstm": Architecture(
+            LstmLanguageModel,
+            LstmShape(),
+            LstmShape(vocabulary=256, embedding=96, hidden=256, dropout=0.0, spread=0.08),
+            66_034_000,
+            "LSTM language model of two layers",
+        ),
+        "deepspeech": Architecture(
+            DeepSpeech,
+            DeepSpeechShape(),
+            DeepSpeechShape(channels=8, hidden=160, layers=2),
+            27_569_568,
+            "Deep Speech 2 with one-directional LSTM layers and look-ahead",
+        ),
+        "bert": Architecture(
+            Bert,
+            BertShape(),
+            BertShape(vocabulary=4096, hidden=128, layers=4, heads=4, feedforward=512, positions=128),
+            133_547_324,
+            "BERT-base with masked-word and next-sentence heads, decoder not shared",
+        ),
+    },
+)

@@ -1,0 +1,87 @@
+"""A host: a network namespace, what runs in it, and how a process moves in."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradsieve.lab.network.counters import Counters
+from gradsieve.lab.network.errors import NetworkError
+from gradsieve.lab.network.iproute import ip, ip_json
+from gradsieve.lab.network.topology import INTERFACE
+
+NAMESPACES = Path("/run/netns")
+NETWORK_KIND = 0x40000000  # CLONE_NEWNET
+GRACE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """One namespace by its name."""
+
+    namespace: str
+
+    def enter(self) -> None:
+        """Move the calling thread in; threads and sockets it makes afterwards are inside, earlier ones are not."""
+        libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
+        try:
+            descriptor = os.open(NAMESPACES / self.namespace, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise NetworkError(f"cannot enter {self.namespace}: {error.strerror}: is the laboratory up?") from None
+        try:
+            if libc.setns(descriptor, NETWORK_KIND):
+                raise NetworkError(f"cannot enter {self.namespace}: {os.strerror(ctypes.get_errno())}")
+        finally:
+            os.close(descriptor)
+
+    def command(self, command: list[str]) -> list[str]:
+        """The command that runs a command inside."""
+        return ["ip", "netns", "exec", self.namespace, *command]
+
+    def counters(self) -> Counters:
+        """Of the host's interface, from anywhere."""
+        (link,) = ip_json("-n", self.namespace, "-s", "link", "show", "dev", INTERFACE)
+        received, sent = link["stats64"]["rx"], link["stats64"]["tx"]
+        return Counters(received["bytes"], received["packets"], sent["bytes"], sent["packets"])
+
+    def exists(self) -> bool:
+        """Whether the namespace is there."""
+        return (NAMESPACES / self.namespace).exists()
+
+    def processes(self) -> list[int]:
+        """Process ids of what runs inside."""
+        return [int(line) for line in ip("netns", "pids", self.namespace).split()] if self.exists() else []
+
+    def kill(self) -> None:
+        """End everything inside at once, as a power cut would."""
+        self._signal(signal.SIGKILL)
+
+    def empty(self) -> None:
+        """End what runs inside, politely first: a namespace lives on until the last process leaves it."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        for process in self.processes():
+            with suppress(ProcessLookupError, PermissionError):
+                self._signal_one(process, number)
+
+    def _signal_one(self, process: int, number: int) -> None:
+        """By a handle that stays with the process: its number may have gone to another meanwhile."""
+        handle = os.pidfd_open(process)
+        try:
+            inside = os.stat(NAMESPACES / self.namespace).st_ino == os.stat(f"/proc/{process}/ns/net").st_ino
+            if inside and process != os.getpid():
+                signal.pidfd_send_signal(handle, number)
+        except FileNotFoundError:
+            pass
+        finally:
+            os.close(handle)

@@ -1,0 +1,63 @@
+"""The cable between a host and the switch: its speed, and faults on it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from gradsieve.lab.network.iproute import ip, ip_json, tc, tc_json
+from gradsieve.lab.network.rate import Rate
+from gradsieve.lab.network.topology import INTERFACE
+
+
+@dataclass(frozen=True)
+class Link:
+    """Both ends: the host's interface and the switch's port. Changes take effect at once, also while ranks run."""
+
+    host_namespace: str
+    switch_namespace: str
+    port: str
+
+    def down(self) -> None:
+        """Pull the cable. Packets are lost silently, as on a real network; connections stay open and wait."""
+        ip("-n", self.switch_namespace, "link", "set", self.port, "down")
+
+    def up(self) -> None:
+        """Plug it in again."""
+        ip("-n", self.switch_namespace, "link", "set", self.port, "up")
+
+    def drop(self, seconds: float) -> None:
+        """Down for that long, and up again also if interrupted."""
+        self.down()
+        try:
+            time.sleep(seconds)
+        finally:
+            self.up()
+
+    def set_rate(self, rate: str | Rate) -> None:
+        """Limit both directions, each where it is sent from."""
+        limit = rate if isinstance(rate, Rate) else Rate.parse(rate)
+        for namespace, interface in self._ends():
+            ip("-n", namespace, "link", "set", interface, "gso_max_size", str(limit.packet_bytes))
+            if limit.bucket:
+                tc("-n", namespace, "qdisc", "replace", "dev", interface, "root", *limit.bucket)
+            elif self._bucket(namespace, interface):
+                tc("-n", namespace, "qdisc", "del", "dev", interface, "root")
+
+    def rate(self) -> Rate:
+        """As the kernel has it now, from the host to the switch."""
+        bucket = self._bucket(self.host_namespace, INTERFACE)
+        return Rate(bucket["options"]["rate"] * 8 if bucket else None)
+
+    def is_up(self) -> bool:
+        """Whether the cable is plugged in."""
+        (port,) = ip_json("-n", self.switch_namespace, "link", "show", "dev", self.port)
+        return "UP" in port["flags"]
+
+    def _ends(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        return (self.host_namespace, INTERFACE), (self.switch_namespace, self.port)
+
+    def _bucket(self, namespace: str, interface: str) -> dict[str, Any] | None:
+        shown = tc_json("-n", namespace, "qdisc", "show", "dev", interface)
+        return next((entry for entry in shown if entry.get("kind") == "tbf"), None)

@@ -1,0 +1,150 @@
+"""A network for as long as a `with` lasts, and one that stays: built, found, removed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from gradsieve.errors import InputError
+from gradsieve.lab.interrupts import held_back
+from gradsieve.lab.network.claim import Claim, check_name, held, read_claim
+from gradsieve.lab.network.counters import Counters
+from gradsieve.lab.network.errors import NetworkError
+from gradsieve.lab.network.host import Host
+from gradsieve.lab.network.iproute import require_tools
+from gradsieve.lab.network.link import Link
+from gradsieve.lab.network.switch import Site
+from gradsieve.lab.network.topology import INTERFACE, Topology
+from gradsieve.lab.workers import TIMEOUT_SECONDS, Tell, Work, run_workers
+
+DEFAULT_NAME = "lab"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Moves each rank's process into its host, before it has a socket."""
+
+    hosts: tuple[Host, ...]
+
+    def __call__(self, rank: int) -> str:
+        """The interface that the rank shall use."""
+        self.hosts[rank].enter()
+        return INTERFACE
+
+
+class Network:
+    """Hosts on limited links, while the `with` lasts.
+
+    >>> with Network(hosts=4, rate="1gbit", host_rates={3: "100mbit"}) as network:
+    ...     results = network.run_workers(work, argument)
+    """
+
+    def __init__(
+        self,
+        hosts: int = 4,
+        rate: str = "1gbit",
+        *,
+        host_rates: Mapping[int, str] | None = None,
+        latency: str | None = None,
+        name: str = DEFAULT_NAME,
+    ) -> None:
+        self.topology = Topology.of(hosts, rate, host_rates, latency)
+        self.name = check_name(name)
+        self._site: Site | None = None
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> Self:
+        require_tools()
+        with held_back(signal.SIGINT, signal.SIGTERM), ExitStack() as cleanup:
+            cleanup.enter_context(held(self.name))
+            claim = build(self.name, self.topology, stays=False)
+            cleanup.callback(remove, claim)
+            self._site = claim.site
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with held_back(signal.SIGINT, signal.SIGTERM):
+            self._cleanup.close()
+            self._site = None
+
+    @property
+    def site(self) -> Site:
+        """The parts, while they are there."""
+        if self._site is None:
+            raise InputError("a Network exists only within its `with` block")
+        return self._site
+
+    def run_workers(
+        self,
+        work: Work,
+        *arguments: Any,
+        on_report: Tell | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> list[Any]:
+        """As `lab.workers.run_workers`, one rank in each host. `on_report` may use links: it runs out here."""
+        place = Placement(tuple(self.site.hosts))
+        return run_workers(
+            self.topology.hosts, work, *arguments, on_report=on_report, place=place, timeout_seconds=timeout_seconds
+        )
+
+    def link(self, host: int) -> Link:
+        """The cable of one host: `down`, `up`, `drop`, `set_rate`."""
+        return self.site.link(host)
+
+    def vanish(self, host: int) -> None:
+        """A host is gone for good, and all that runs in it."""
+        vanish(self.site, host)
+
+    def counters(self) -> list[Counters]:
+        """Of every host's interface."""
+        return [host.counters() for host in self.site.hosts]
+
+
+def build(name: str, topology: Topology, *, stays: bool) -> Claim:
+    """Build under a lock the caller holds; what a dead process left under this name goes first."""
+    known = read_claim(name)
+    if known is not None and known.is_up:
+        raise NetworkError(f"the laboratory {name!r} is up already: gradsieve lab down{_option(name)} removes it")
+    if known is not None:
+        remove(known)
+    claim = Claim.fresh(name, topology, stays=stays)
+    claim.write()
+    try:
+        claim.site.build()
+    except BaseException:
+        remove(claim)
+        raise
+    claim = claim.completed()
+    claim.write()
+    return claim
+
+
+def remove(claim: Claim) -> None:
+    """All that a claim lists, then the claim."""
+    claim.site.demolish()
+    claim.forget()
+
+
+def vanish(site: Site, host: int) -> None:
+    """First the link, so that nobody hears the host go, then all that runs in it."""
+    site.link(host).down()
+    site.hosts[host].kill()
+
+
+def standing(name: str) -> Claim:
+    """The laboratory that `lab up` built, or a sentence that says how to get one."""
+    claim = read_claim(check_name(name))
+    if claim is None or not claim.complete:
+        raise NetworkError(f"the laboratory {name!r} is not up: gradsieve lab up{_option(name)} builds it")
+    return claim
+
+
+def _option(name: str) -> str:
+    return "" if name == DEFAULT_NAME else f" --name {name}"

@@ -1,0 +1,119 @@
+"""Added latency, where the kernel has no netem: a process that holds every frame back for a while.
+
+It stands between a host's port and the bridge. Frames from the port's packet socket go to a tap interface on the
+bridge, and the other way, each after the same delay, in order. Large pieces that the kernel would only divide at the
+last moment pass undivided (both ends speak virtio headers), so a frame here is up to 64 kB and the process keeps up
+with about a gigabit per second each way. What it costs in processor time is taken from the ranks: with latency,
+results on few cores are pessimistic.
+
+Run as a script, inside the switch's namespace: `relay.py PORT TAP SECONDS`. It returns when all is set up and goes on
+in the background, until the namespace is emptied.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+LARGEST_FRAME = 10 + 65536 + 256  # header, piece, Ethernet and tunnels
+MOST_WAITING_BYTES = 256 << 20
+SOCKET_BYTES = 64 << 20
+BATCH = 64
+
+ETH_P_ALL = 0x0003
+SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
+IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_TSO_ECN = 1, 2, 4, 8
+
+
+@dataclass
+class Direction:
+    """Frames on their way, each with the time it is due."""
+
+    read: Callable[[], bytes]
+    write: Callable[[bytes], object]
+    delay_seconds: float
+    waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
+    waiting_bytes: int = 0
+
+    def take(self) -> None:
+        """What has arrived. An end that is down for a while gives errors instead of frames: there are none then."""
+        with suppress(OSError):
+            for _ in range(BATCH):
+                frame = self.read()
+                if self.waiting_bytes < MOST_WAITING_BYTES:
+                    self.waiting.append((time.monotonic() + self.delay_seconds, frame))
+                    self.waiting_bytes += len(frame)
+
+    def give(self) -> float | None:
+        """What is due; then how long the next one still has, None if there is none."""
+        while self.waiting:
+            due, frame = self.waiting[0]
+            left = due - time.monotonic()
+            if left > 0:
+                return left
+            self.waiting.popleft()
+            self.waiting_bytes -= len(frame)
+            with suppress(OSError):  # a full queue or a pulled cable loses frames, as it would anyway
+                self.write(frame)
+        return None
+
+
+def open_port(name: str) -> socket.socket:
+    """A packet socket on the port: it hears what the host sends, and what it sends the host hears."""
+    port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+    port.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+    port.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, SOCKET_BYTES)
+    port.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, SOCKET_BYTES)
+    port.bind((name, 0))
+    port.setblocking(False)
+    return port
+
+
+def open_tap(name: str) -> int:
+    """A tap interface of this name; it goes with the process."""
+    tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
+    fcntl.ioctl(tap, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN)
+    return tap
+
+
+def relay(port: socket.socket, tap: int, delay_seconds: float) -> None:
+    """For ever."""
+    outward = Direction(lambda: port.recv(LARGEST_FRAME), lambda frame: os.write(tap, frame), delay_seconds)
+    inward = Direction(lambda: os.read(tap, LARGEST_FRAME), port.send, delay_seconds)
+    sources = {port.fileno(): outward, tap: inward}
+    while True:
+        waits = [left for direction in sources.values() if (left := direction.give()) is not None]
+        ready, _, _ = select.select(list(sources), [], [], min(waits, default=None))
+        for source in ready:
+            sources[source].take()
+
+
+def main() -> None:
+    """See the module."""
+    port, tap, seconds = sys.argv[1:]
+    ends = open_port(port), open_tap(tap)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
+    relay(*ends, float(seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Build a network, and take it away: a switch namespace with a bridge, a namespace for each host, a cable to each.
+
+Every interface is created inside the namespaces, so the machine's own network is never touched, and goes with them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from gradsieve.lab.network import relay
+from gradsieve.lab.network.errors import NetworkError
+from gradsieve.lab.network.host import Host
+from gradsieve.lab.network.iproute import ip
+from gradsieve.lab.network.link import Link
+from gradsieve.lab.network.topology import INTERFACE, SUBNET, Topology
+
+PREFIX = "gradsieve"
+BRIDGE = "bridge"
+RELAY_START_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Site:
+    """The names of one network's parts; the identity in them is drawn by lot, so they are nobody else's."""
+
+    identity: str
+    topology: Topology
+
+    @property
+    def switch(self) -> str:
+        """The switch's namespace."""
+        return f"{PREFIX}-{self.identity}-switch"
+
+    @property
+    def hosts(self) -> list[Host]:
+        """In the order of ranks."""
+        return [Host(f"{PREFIX}-{self.identity}-host{number}") for number in range(self.topology.hosts)]
+
+    def link(self, host: int) -> Link:
+        """The cable of one host."""
+        self.topology.check_host(host)
+        return Link(self.hosts[host].namespace, self.switch, f"port{host}")
+
+    def build(self) -> None:
+        """Create everything. After a failure some of it may be there: `demolish` takes what is."""
+        ip("netns", "add", self.switch)
+        # Neither loops nor groups are looked for: no frames but those of the hosts.
+        quiet = ["stp_state", "0", "forward_delay", "0", "mcast_snooping", "0"]
+        ip("-n", self.switch, "link", "add", BRIDGE, "type", "bridge", *quiet)
+        self._raise(BRIDGE)
+        for number in range(self.topology.hosts):
+            self._build_host(number)
+
+    def demolish(self) -> None:
+        """Remove what is there, ending what runs inside. Also safe when half of it, or all, is gone."""
+        problems = []
+        for part in [*self.hosts, Host(self.switch)]:
+            try:
+                part.empty()
+                if part.exists():
+                    ip("netns", "delete", part.namespace)
+            except NetworkError as error:
+                problems.append(str(error))
+        if problems:
+            raise NetworkError("not everything could be removed: " + "; ".join(problems))
+
+    def _build_host(self, number: int) -> None:
+        host, link = self.hosts[number].namespace, self.link(number)
+        ip("netns", "add", host)
+        ip("-n", host, "link", "set", "lo", "up")
+        far_end = ["peer", "name", link.port, "netns", self.switch]
+        ip("link", "add", INTERFACE, "netns", host, "type", "veth", *far_end)
+        ip("-n", host, "link", "set", INTERFACE, "addrgenmode", "none")
+        ip("-n", host, "address", "add", f"{self.topology.address(number)}/{SUBNET.prefixlen}", "dev", INTERFACE)
+        link.set_rate(self.topology.rates[number])
+        ip("-n", host, "link", "set", INTERFACE, "up")
+        self._raise(link.port)
+        inner = self._start_relay(number, link.port) if self.topology.latency_seconds else link.port
+        ip("-n", self.switch, "link", "set", inner, "master", BRIDGE)
+
+    def _start_relay(self, number: int, port: str) -> str:
+        """A frame passes two of them on its way; the interface that belongs on the bridge comes back."""
+        tap = f"tap{number}"
+        delay = str(self.topology.latency_seconds / 2)
+        command = Host(self.switch).command([sys.executable, "-I", "-S", str(relay.__file__), port, tap, delay])
+        started = subprocess.run(
+            command, capture_output=True, text=True, timeout=RELAY_START_SECONDS, check=False, stdin=subprocess.DEVNULL
+        )
+        if started.returncode:
+            reason = (started.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise NetworkError(f"no latency can be added here: {reason}")
+        self._raise(tap)
+        return tap
+
+    def _raise(self, interface: str) -> None:
+        """Up, but before that without addresses that nobody asked for: their announcements would be counted."""
+        ip("-n", self.switch, "link", "set", interface, "addrgenmode", "none")
+        ip("-n", self.switch, "link", "set", interface, "up")

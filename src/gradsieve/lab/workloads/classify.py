@@ -1,0 +1,128 @@
+"""Pictures to classes: cross entropy and accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradsieve.lab.data.folder import FolderPair, read_folder
+from gradsieve.lab.data.images import ImageBatch, ImagePair, read_cifar, read_digits
+from gradsieve.lab.models import Architecture
+from gradsieve.lab.workloads.optimizer import Sgd
+from gradsieve.lab.workloads.schedule import Cosine, Steps
+from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
+from gradsieve.lab.workloads.workload import (
+    GTOPK,
+    PARTLY,
+    PUBLISHED,
+    SMALL,
+    Limits,
+    Preset,
+    Workload,
+    presets,
+    unknown_source,
+)
+
+SOURCES = ("digits", "cifar10", "imagenet")
+CIFAR_STEPS = Steps(warmup=10 / 161, milestones=(81 / 161, 122 / 161, 155 / 161))
+IMAGENET_STEPS = Steps(warmup=5 / 90, milestones=(30 / 90, 60 / 90, 80 / 90))
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Which pictures, and how large they are made."""
+
+    source: str = "digits"
+    side: int = 32  # pixels; time grows with its square
+
+    def read(self, path: Path | None) -> ImagePair | FolderPair:
+        """Both parts."""
+        match self.source:
+            case "digits":
+                return read_digits(self.side)
+            case "cifar10":
+                return read_cifar(self.side, path)
+            case "imagenet":
+                return read_folder(path, self.side)
+        raise unknown_source(self.source, SOURCES)
+
+
+@dataclass(frozen=True, eq=False)
+class Classification(Task[ImageBatch]):
+    """Which class a picture is of."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("accuracy", True, "{:.1%}"), Metric("loss", False))
+    num_sums: ClassVar[int] = 3
+
+    def loss(self, model: nn.Module, batch: Drawn[ImageBatch], carry: Any = None) -> Outcome:
+        """Cross entropy."""
+        return Outcome(functional.cross_entropy(model(batch.data.images), batch.data.labels))
+
+    def tally(self, model: nn.Module, data: ImageBatch) -> Tensor:
+        """Pictures, those told rightly, cross entropy."""
+        scores = model(data.images)
+        right = (scores.argmax(1) == data.labels).sum()
+        total = functional.cross_entropy(scores, data.labels, reduction="sum")
+        return torch.stack([torch.tensor(len(data.labels)), right.cpu(), total.cpu()]).double()
+
+    def scores(self, sums: Tensor) -> Mapping[str, float]:
+        """Share of pictures told rightly, and mean cross entropy."""
+        count, right, total = sums.tolist()
+        return {"accuracy": right / count, "loss": total / count}
+
+
+def open_classification(
+    architecture: Architecture[Any], preset: Preset, path: Path | None, limits: Limits
+) -> Classification:
+    """With as many channels and classes as the pictures have."""
+    pair = preset.data.read(path)
+    shape = architecture.shape(preset.size, channels=pair.channels, classes=pair.classes)
+    train, test = first(pair.train, limits.train), first(pair.test, limits.test)
+    return Classification(train, test, architecture, shape, preset.batch)
+
+
+def _small(rate: float, side: int, epochs: int = 12) -> Preset:
+    sgd = Sgd(rate, momentum=0.9, weight_decay=5e-4)
+    return Preset("small", ImageData("digits", side), 16, epochs, sgd, Cosine(0.1), note=SMALL)
+
+
+def _on_cifar(preset: Preset) -> Preset:
+    """The same small model on pictures that are harder to tell apart."""
+    return replace(preset, data=replace(preset.data, source="cifar10"), batch=32, epochs=10)
+
+
+def _workload(model: str, small: Preset, paper: Preset, sources: tuple[str, ...]) -> Workload:
+    chosen = presets(default=small, cifar10=_on_cifar(small), paper=paper)
+    return Workload(model, "tells pictures apart", model, sources, chosen, open_classification)
+
+
+VGG16 = _workload(
+    "vgg16",
+    _small(0.05, side=32),
+    Preset("paper", ImageData("cifar10"), 16, 161, Sgd(0.1, 0.9, 1e-4), CIFAR_STEPS, note=PUBLISHED),
+    sources=("digits", "cifar10"),
+)
+RESNET20 = _workload(
+    "resnet20",
+    _small(0.1, side=16),
+    Preset("paper", ImageData("cifar10"), 32, 161, Sgd(0.1, 0.9, 1e-4), CIFAR_STEPS, GTOPK, note=PARTLY),
+    sources=("digits", "cifar10"),
+)
+RESNET50 = _workload(
+    "resnet50",
+    _small(0.05, side=64),
+    Preset("paper", ImageData("imagenet", 224), 32, 90, Sgd(0.1, 0.9, 1e-4), IMAGENET_STEPS, GTOPK, note=PARTLY),
+    sources=SOURCES,
+)
+ALEXNET = _workload(
+    "alexnet",
+    _small(0.02, side=64),
+    Preset("paper", ImageData("imagenet", 224), 64, 90, Sgd(0.01, 0.9, 5e-4), IMAGENET_STEPS, GTOPK, note=PARTLY),
+    sources=SOURCES,
+)

@@ -1,0 +1,55 @@
+"""Optimizers as settings: what to build, apart from the parameters it will move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+
+class OptimizerSetting(Protocol):
+    """Knows the base rate, which a schedule multiplies."""
+
+    @property
+    def rate(self) -> float:
+        """The base rate."""
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """For all that is trained in this model."""
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent with momentum."""
+
+    rate: float = 0.1  # more moves faster, and breaks sooner
+    momentum: float = 0.9  # more smooths over more steps
+    weight_decay: float = 0.0  # more keeps weights smaller
+    nesterov: bool = False
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """Everything decays alike, as in the papers."""
+        return torch.optim.SGD(
+            model.parameters(), self.rate, self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov
+        )
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with decay apart from the gradient (AdamW)."""
+
+    rate: float = 1e-3  # more moves faster, and breaks sooner
+    weight_decay: float = 0.0  # more keeps weights smaller
+    betas: tuple[float, float] = (0.9, 0.999)  # more smooths over more steps
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """Biases and norms do not decay."""
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW([group for group in groups if group["params"]], self.rate, self.betas)

@@ -1,0 +1,326 @@
+"""The values of a message as bytes: as they are, without loss in fewer bits, or rounded.
+
+| name | bits a value | |
+| --- | --- | --- |
+| `exact` | 32 or 64, float32 mostly 26 to 28 | what all magnitudes of a message have in common is left out |
+| `float32` | 32 | for float64 vectors |
+| `bf16`, `fp16` | 16 | |
+| `int8`, `int4` | 8, 4 | multiples of a step that 128 values share |
+| `sign` | 1 | the mean magnitude that 128 values share |
+
+What rounding takes away is known to the sender, who keeps it: see `Channel`. Values that a code cannot hold (not
+finite, or too large) make the whole message travel exact, so that nothing is lost and a NaN reaches everybody.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gradsieve.kernels import fields
+from gradsieve.kernels.bits import num_words
+from gradsieve.registry import Registry
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+WORTH_NARROWING_BITS = 30  # wider fields save too little for the time they take
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class ValueCode(ABC):
+    """How the values of one message are written; one 64-bit word says it to the receiver."""
+
+    kind: ClassVar[int]
+    largest: ClassVar[float] = _LARGEST  # magnitude that it can hold
+    count: int
+
+    @property
+    def word(self) -> int:
+        """For the header: the kind in the lowest byte."""
+        return self.kind
+
+    @property
+    @abstractmethod
+    def num_words(self) -> int:
+        """64-bit words that the values take."""
+
+    @abstractmethod
+    def write(self, values: Array, words: Array) -> Array:
+        """Fill `words`, which are zero; the values as the receiver will see them come back."""
+
+    @abstractmethod
+    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
+        """The values; `words` has one word more than `num_words`."""
+
+
+@dataclass(frozen=True)
+class Native(ValueCode):
+    """As they are in memory."""
+
+    kind: ClassVar[int] = 0
+    count: int
+    itemsize: int
+
+    @property
+    def num_words(self) -> int:
+        """See `ValueCode.num_words`."""
+        return num_words(8 * self.count * self.itemsize)
+
+    def write(self, values: Array, words: Array) -> Array:
+        """See `ValueCode.write`."""
+        words.view(values.dtype)[: self.count] = values
+        return values
+
+    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
+        """See `ValueCode.read`."""
+        return words.view(dtype)[: self.count]
+
+
+@dataclass(frozen=True)
+class Narrow(ValueCode):
+    """float32 without loss: sign, and how far the magnitude's bit pattern lies above the least one's."""
+
+    kind: ClassVar[int] = 1
+    count: int
+    base: int
+    width: int
+
+    @property
+    def word(self) -> int:
+        """See `ValueCode.word`."""
+        return self.kind | self.width << 8 | self.base << 16
+
+    @property
+    def num_words(self) -> int:
+        """See `ValueCode.num_words`."""
+        return num_words(self.count * self.width)
+
+    def write(self, values: Array, words: Array) -> Array:
+        """See `ValueCode.write`."""
+        fields.encode_narrow(values.view(np.uint32), self.base, self.width, words)
+        return values
+
+    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
+        """See `ValueCode.read`."""
+        values = np.empty(self.count, np.float32)
+        fields.decode_narrow(words, self.base, self.width, values.view(np.uint32))
+        return values.astype(dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class Single(ValueCode):
+    """float32 for values that have more."""
+
+    kind: ClassVar[int] = 2
+    count: int
+
+    @property
+    def num_words(self) -> int:
+        """See `ValueCode.num_words`."""
+        return num_words(32 * self.count)
+
+    def write(self, values: Array, words: Array) -> Array:
+        """See `ValueCode.write`."""
+        codes = words.view(np.float32)[: self.count]
+        codes[:] = values
+        return codes.astype(values.dtype)
+
+    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
+        """See `ValueCode.read`."""
+        return words.view(np.float32)[: self.count].astype(dtype)
+
+
+@dataclass(frozen=True)
+class Brain(ValueCode):
+    """bfloat16: the upper half of a float32."""
+
+    kind: ClassVar[int] = 3
+    largest: ClassVar[float] = fields.LARGEST_BF16
+    count: int
+
+    @property
+    def num_words(self) -> int:
+        """See `ValueCode.num_words`."""
+        return num_words(16 * self.count)
+
+    def write(self, values: Array, words: Array) -> Array:
+        """See `ValueCode.write`."""
+        rounded = np.empty_like(values)
+        fields.encode_bf16(values, words.view(np.uint16)[: self.count], rounded)
+        return rounded
+
+    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
+        """See `ValueCode.read`."""
+        values = np.empty(self.count, dtype)
+        fields.decode_bf16(words.view(np.uint16)[: self.count], values)
+        return values
+
+
+@dataclass(frozen=True)
+class Half(ValueCode):
+    """IEEE float16."""
+
+    kind: ClassVar[int] = 4
+    largest: ClassVar[float] = fields.LARGEST_FP16
+    count: int
+
+    @property
+    def num_words(self) -> int:
+        """See `ValueCode.num_words`."""
+        return num_words(16 * self.count)
+
+    def write(self, values: Array, words: Array) -> Array:
+        """See `ValueCode.write`."""
+        codes = words.view(np.float16)[: self.count]
+        codes[:] = values
+        return codes.astype(values.dtype)
+
+    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
+        """See `ValueCode.read`."""
+        return words.view(np.float16)[: self.count].astype(dtype)
+
+
+@dataclass(frozen=True)
+class Stepped(ValueCode):
+    """Small whole numbers times a step that a chunk of values shares: the steps, then the numbers."""
+
+    bits: ClassVar[int]
+    count: int
+
+    @property
+    def num_chunks(self) -> int:
+        """How many steps there are."""
+        return -(-self.count // fields.CHUNK_VALUES)
+
+    @property
+    def num_words(self) -> int:
+        """See `ValueCode.num_words`."""
+        return num_words(32 * self.num_chunks) + num_words(self.bits * self.count)
+
+    def write(self, values: Array, words: Array) -> Array:
+        """See `ValueCode.write`."""
+        steps, room = self._parts(words)
+        codes, rounded = np.empty(self.count, np.int8), np.empty_like(values)
+        self.encode(values, steps, codes, rounded)
+        packed = self.packed(codes)
+        room[: packed.size] = packed
+        return rounded
+
+    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
+        """See `ValueCode.read`."""
+        steps, room = self._parts(words)
+        values = np.empty(self.count, dtype)
+        fields.decode_levels(steps, self.unpacked(room), values)
+        return values
+
+    def _parts(self, words: Array) -> tuple[Array, Array]:
+        edge = num_words(32 * self.num_chunks)
+        return words[:edge].view(np.float32)[: self.num_chunks], words[edge:].view(np.uint8)
+
+    def encode(self, values: Array, steps: Array, codes: Array, rounded: Array) -> None:
+        """Find steps and numbers."""
+        fields.encode_levels(values, (1 << (self.bits - 1)) - 1, steps, codes, rounded)
+
+    def packed(self, codes: Array) -> Array:
+        """Numbers as bytes."""
+        return codes.view(np.uint8)
+
+    def unpacked(self, data: Array) -> Array:
+        """Bytes as numbers."""
+        return data.view(np.int8)[: self.count]
+
+
+@dataclass(frozen=True)
+class Byte(Stepped):
+    """-127 to 127."""
+
+    kind: ClassVar[int] = 5
+    bits: ClassVar[int] = 8
+
+
+@dataclass(frozen=True)
+class Nibble(Stepped):
+    """-7 to 7, two in a byte."""
+
+    kind: ClassVar[int] = 6
+    bits: ClassVar[int] = 4
+
+    def packed(self, codes: Array) -> Array:
+        """See `Stepped.packed`."""
+        pairs = np.zeros(codes.size + codes.size % 2, np.uint8)
+        pairs[: codes.size] = codes.view(np.uint8) & 0xF
+        return pairs[0::2] | pairs[1::2] << 4
+
+    def unpacked(self, data: Array) -> Array:
+        """See `Stepped.unpacked`."""
+        half = data[: (self.count + 1) // 2]
+        codes = np.empty(2 * half.size, np.int8)
+        # Shifted up and back down as signed numbers, so that the sign comes along.
+        codes[0::2] = (half << 4).view(np.int8) >> 4
+        codes[1::2] = half.view(np.int8) >> 4
+        return codes[: self.count]
+
+
+@dataclass(frozen=True)
+class Sign(Stepped):
+    """-1 or 1."""
+
+    kind: ClassVar[int] = 7
+    bits: ClassVar[int] = 1
+
+    def encode(self, values: Array, steps: Array, codes: Array, rounded: Array) -> None:
+        """See `Stepped.encode`."""
+        fields.encode_signs(values, steps, codes, rounded)
+
+    def packed(self, codes: Array) -> Array:
+        """See `Stepped.packed`."""
+        return np.packbits(codes < 0, bitorder="little")
+
+    def unpacked(self, data: Array) -> Array:
+        """See `Stepped.unpacked`."""
+        bits = np.unpackbits(data, count=self.count, bitorder="little")
+        return (1 - 2 * bits.view(np.int8)).astype(np.int8, copy=False)
+
+
+VALUE_CODES: Registry[type[ValueCode] | None] = Registry(
+    "value code",
+    {"exact": None, "float32": Single, "bf16": Brain, "fp16": Half, "int8": Byte, "int4": Nibble, "sign": Sign},
+)
+_ROUNDING: dict[int, Any] = {code.kind: code for code in VALUE_CODES.values() if code is not None}
+
+
+def chosen(name: str, values: Array) -> ValueCode:
+    """The named code for these values, or an exact one if they are none that it can hold."""
+    code: Any = VALUE_CODES[name]
+    if code is None or values.size == 0 or (code is Single and values.itemsize <= 4):
+        return _exact(values)
+    if values.dtype not in (np.float32, np.float64) or not np.abs(values).max() <= code.largest:
+        return _exact(values)
+    made: ValueCode = code(values.size)
+    return made
+
+
+def _exact(values: Array) -> ValueCode:
+    if values.dtype == np.float32 and values.size:
+        least, greatest = fields.magnitude_span(values.view(np.uint32))
+        width = (int(greatest) - int(least)).bit_length() + 1
+        if width <= WORTH_NARROWING_BITS:
+            return Narrow(values.size, int(least), width)
+    return Native(values.size, values.itemsize)
+
+
+def from_word(word: int, count: int, itemsize: int) -> ValueCode | None:
+    """What a received word says; None if it makes no sense."""
+    kind, rest = word & 0xFF, word >> 8
+    if kind == Narrow.kind and 1 <= rest & 0xFF <= WORTH_NARROWING_BITS and 0 <= rest >> 8 < 1 << 31:
+        return Narrow(count, rest >> 8, rest & 0xFF)
+    if rest != 0:
+        return None
+    if kind == Native.kind:
+        return Native(count, itemsize)
+    code: Any = _ROUNDING.get(kind)
+    made: ValueCode | None = code(count) if code else None
+    return made

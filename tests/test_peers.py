@@ -1,0 +1,130 @@
+"""The peers do what they are known for, and the race in a network reports all of it."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+
+import networks
+from gradsieve.cli import main
+from gradsieve.errors import UnknownNameError
+from gradsieve.lab.bench.meter import Meter
+from gradsieve.lab.bench.peers import PEERS, PeerContender, vgg16_shapes
+from gradsieve.lab.workers import Worker, run_workers
+
+NUMEL = 30_000
+RANKS = 2
+STEPS = 5
+
+
+@pytest.mark.parametrize("numel", [1, 9, 511, 513, 30_000, 1_000_000, 14_700_000, 66_000_000])
+def test_layers_have_exactly_the_wanted_entries(numel: int) -> None:
+    shapes = vgg16_shapes(numel)
+    assert sum(map(prod, shapes)) == numel
+    assert all(prod(shape) for shape in shapes)
+    if numel >= 1_000_000:
+        convolutions = [shape for shape in shapes if len(shape) == 4]
+        assert len(convolutions) == 13
+        assert sum(map(prod, convolutions)) > 0.98 * numel
+
+
+def gradient(rank: int) -> torch.Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank))
+
+
+def exchange(worker: Worker) -> dict[str, Any]:
+    """Each peer some steps on one and the same gradient: the results, and whether the gradient was left alone."""
+    results = {}
+    storage = torch.zeros(NUMEL)
+    grad = gradient(worker.rank)
+    for name, peer in PEERS.items():
+        contender = PeerContender(peer, storage, Meter(in_network=False))
+        for _ in range(STEPS):
+            measured = contender.step(grad)
+            assert measured.seconds > 0
+            assert measured.interface_bytes is None
+        results[name] = contender.mean().numpy()
+    assert torch.equal(grad, gradient(worker.rank))
+    return results
+
+
+@pytest.fixture(scope="module")
+def exchanged() -> list[dict[str, Any]]:
+    return run_workers(RANKS, exchange)
+
+
+TOLERANCE = {"ddp": 1e-6, "fp16": 2e-3, "bf16": 2e-2, "quantized-8bit": 0.04}
+
+
+@pytest.mark.parametrize("name", TOLERANCE)
+def test_peers_that_send_everything_give_the_mean(exchanged: list[dict[str, Any]], name: str) -> None:
+    mean = sum(map(gradient, range(RANKS))) / RANKS
+    for rank in exchanged:
+        error = (torch.from_numpy(rank[name]) - mean).abs().max()
+        assert float(error) < TOLERANCE[name]
+        if name != "ddp":
+            assert float(error) > 0, "nothing was rounded: is the hook at work?"
+
+
+@pytest.mark.parametrize("name", ["powersgd-1", "powersgd-2", "powersgd-4"])
+def test_power_sgd_gives_all_ranks_the_same_of_low_rank(exchanged: list[dict[str, Any]], name: str) -> None:
+    ours, theirs = (torch.from_numpy(rank[name]) for rank in exchanged)
+    assert torch.equal(ours, theirs)
+    shapes = vgg16_shapes(NUMEL)
+    widest = max(range(len(shapes)), key=lambda number: prod(shapes[number]))
+    start = sum(map(prod, shapes[:widest]))
+    layer = ours[start : start + prod(shapes[widest])].view(shapes[widest][0], -1)
+    assert torch.linalg.matrix_rank(layer, rtol=1e-4) == int(name[-1])
+
+
+def test_local_sgd_exchanges_no_gradients(exchanged: list[dict[str, Any]]) -> None:
+    for rank, results in enumerate(exchanged):
+        assert torch.equal(torch.from_numpy(results["local-sgd"]), gradient(rank))
+
+
+def test_an_unknown_peer() -> None:
+    with pytest.raises(UnknownNameError, match="unknown peer 'powersgd'; did you mean 'powersgd-"):
+        PEERS["powersgd"]
+
+
+def test_a_race_in_a_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    networks.require_networks()
+    monkeypatch.setattr("gradsieve.lab.bench.reduce.NETWORK_NAME", networks.unique_name())
+    numel = 300_000
+    command = "bench reduce --network unlimited --hosts 2 --recipe oktopk --repeats 2 --json --numel"
+    assert main([*command.split(), str(numel)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    rows = {row["recipe"]: row for row in report["results"]}
+    assert set(rows) == {"gloo all_reduce", "oktopk", *PEERS}
+    assert [name for name, row in rows.items() if not row["peer"]] == ["oktopk"]
+    assert {(row["network"], row["ranks"]) for row in rows.values()} == {("unlimited", 2)}
+    dense = 4 * numel
+    received = {name: row["interface_bytes_received_per_rank"] / dense for name, row in rows.items()}
+    for name, share in {"gloo all_reduce": 1, "ddp": 1, "fp16": 0.5, "bf16": 0.5, "local-sgd": 0.25}.items():
+        assert received[name] == pytest.approx(share, rel=0.15)
+    assert received["quantized-8bit"] == pytest.approx(0.25, rel=0.15)
+    assert received["powersgd-1"] < received["powersgd-2"] < received["powersgd-4"] < 0.25
+    payload = rows["oktopk"]["bytes_received_per_rank"]
+    assert payload < rows["oktopk"]["interface_bytes_received_per_rank"] < 1.2 * payload + 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--network swift", "got 'swift'"),
+        ("--network 1gbit+soon", "latency must be between 0ms and 2s, such as 5ms, got 'soon'"),
+        ("--network 1gbit --hosts 65", "hosts must be between 1 and 64, got 65"),
+        ("--peer fp8", "unknown peer 'fp8'; did you mean 'fp16'?"),
+        ("--peer fp16 --no-peers", "--peer and --no-peers exclude each other"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "reduce", "--numel", "1000", *arguments.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert sentence in captured.err
