@@ -6,6 +6,7 @@ parameters, and results do not depend on how gradients happen to arrive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -73,18 +74,18 @@ def cut_into_groups(parameters: Mapping[str, Tensor], rules: Rules, group_mb: fl
     if group_mb is not None and group_mb <= 0:
         raise InputError(f"group_mb must be positive, or None for one group, got {group_mb}")
     rules.check_names(parameters)
+    room = math.inf if group_mb is None else group_mb * BYTES_PER_MB
     open_groups: dict[_Key, list[str]] = {}
+    open_bytes: dict[_Key, int] = {}
     closed: list[tuple[_Key, list[str]]] = []
     for name in reversed(list(parameters)):
-        tensor = parameters[name]
-        key = _key(name, tensor, rules)
-        members = open_groups.setdefault(key, [])
-        if members and key.sparse and group_mb is not None:
-            num_bytes = sum(_num_bytes(parameters[member]) for member in [*members, name])
-            if num_bytes > group_mb * BYTES_PER_MB:
-                closed.append((key, members))
-                open_groups[key] = members = []
-        members.append(name)
+        key = _key(name, parameters[name], rules)
+        num_bytes = parameters[name].numel() * parameters[name].element_size()
+        if key.sparse and key in open_groups and open_bytes[key] + num_bytes > room:
+            closed.append((key, open_groups.pop(key)))
+            open_bytes[key] = 0
+        open_groups.setdefault(key, []).append(name)
+        open_bytes[key] = open_bytes.get(key, 0) + num_bytes
     closed += open_groups.items()
     positions = {name: position for position, name in enumerate(parameters)}
     closed.sort(key=lambda item: (not item[0].sparse, -positions[item[1][-1]]))
@@ -96,10 +97,6 @@ def _key(name: str, tensor: Tensor, rules: Rules) -> _Key:
         raise InputError(f"parameter {name} must be floating point to be exchanged, got {tensor.dtype}")
     sparse = not rules.keeps_dense(name, tuple(tensor.shape))
     return _Key(sparse, tensor.dtype, tensor.device, rules.density_of(name) if sparse else None)
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _group(key: _Key, members: list[str], parameters: Mapping[str, Tensor]) -> Group:
