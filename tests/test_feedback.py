@@ -9,6 +9,7 @@ from torch import Tensor
 from gradsieve import RECIPES, InputError, Recipe, SparseVector, sparse_allreduce
 from gradsieve.comm import Comm
 from gradsieve.feedback import MomentumResidual, Residual
+from gradsieve.pieces import Pieces
 from gradsieve.recipes import OkTopkRecipe
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
 from gradsieve.selectors.exact import Exact
@@ -56,11 +57,11 @@ def test_a_step_that_fails_leaves_the_residual_as_it_was(feedback: Residual | Mo
     def rank(comm: Comm) -> None:
         good = Recipe(Exact(), OkTopkRecipe().reducer, feedback)
         _, state = sparse_allreduce(gradient(0, 0), good, density=0.1, comm=comm)
-        before = [t.clone() for t in state.feedback[:-1]]  # the last is the spare
+        before = {name: t.clone() for name, t in state.feedback._asdict().items() if "spare" not in name}
         failing = Recipe(Exact(), Failing(), feedback)
         with pytest.raises(ConnectionError, match="gone"):
             sparse_allreduce(gradient(0, 1), failing, density=0.1, comm=comm, state=state)
-        assert all(torch.equal(a, b) for a, b in zip(before, state.feedback, strict=False))
+        assert all(torch.equal(t, getattr(state.feedback, name)) for name, t in before.items())
         retried = sparse_allreduce(gradient(0, 1), good, density=0.1, comm=comm, state=state)
         fresh = sparse_allreduce(gradient(0, 0), good, density=0.1, comm=comm)
         straight = sparse_allreduce(gradient(0, 1), good, density=0.1, comm=comm, state=fresh.state)
@@ -73,7 +74,7 @@ def test_a_step_that_fails_leaves_the_residual_as_it_was(feedback: Residual | Mo
 def test_a_nan_on_one_rank_skips_the_step_on_all(name: str) -> None:
     def rank(comm: Comm) -> None:
         _, state = sparse_allreduce(gradient(comm.rank, 0), name, density=0.05, comm=comm)
-        before = [t.clone() for t in state.feedback[:-1]]
+        before = {name: t.clone() for name, t in state.feedback._asdict().items() if "spare" not in name}
         broken = gradient(comm.rank, 1)
         if comm.rank == 2:
             broken[17] = torch.nan
@@ -81,7 +82,7 @@ def test_a_nan_on_one_rank_skips_the_step_on_all(name: str) -> None:
         assert not torch.isfinite(mean).all()
         if name != "dense":
             assert after is state
-            assert all(torch.equal(a, b) for a, b in zip(before, after.feedback, strict=False))
+            assert all(torch.equal(t, getattr(after.feedback, name)) for name, t in before.items())
         good = sparse_allreduce(gradient(comm.rank, 2), name, density=0.05, comm=comm, state=after)
         assert torch.isfinite(good.mean).all()
 
@@ -113,28 +114,41 @@ def test_half_precision_gradients_leave_a_float32_residual(dtype: torch.dtype) -
 def test_momentum_correction_follows_its_definition() -> None:
     """u = m u + g; v += u; what is sent clears u and v; the rest of both stays."""
     feedback = MomentumResidual(momentum=0.5)
-    state = feedback.init(torch.zeros(3))
+    state = feedback.init(Pieces([torch.zeros(3)]))
     grad = torch.tensor([4.0, 2.0, 1.0])
-    accumulated, _ = feedback.accumulate(grad, grad, state, None, 1)
+    accumulated, _ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
     assert accumulated.tolist() == [4.0, 2.0, 1.0]
     sent = SparseVector(torch.tensor([0]), torch.tensor([4.0]), 3)
-    state = feedback.settle(accumulated, grad, sent, SparseVector.empty(3, grad), state)
+    state = feedback.settle(accumulated, Pieces([grad]), sent, SparseVector.empty(3, grad), state)
     assert state.velocity.tolist() == [0.0, 2.0, 1.0]
     assert state.residual.tolist() == [0.0, 2.0, 1.0]
-    accumulated, _ = feedback.accumulate(grad, grad, state, None, 1)
+    accumulated, _ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
     assert accumulated.tolist() == [4.0, 2.0 + 0.5 * 2 + 2, 1.0 + 0.5 + 1]
 
 
 def test_momentum_stays_where_an_entry_was_sent_but_not_delivered() -> None:
     feedback = MomentumResidual(momentum=0.5)
-    state = feedback.init(torch.zeros(2))
+    state = feedback.init(Pieces([torch.zeros(2)]))
     grad = torch.tensor([4.0, 2.0])
-    accumulated, _ = feedback.accumulate(grad, grad, state, None, 1)
+    accumulated, _ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
     sent = SparseVector(torch.tensor([0, 1]), grad.clone(), 2)
     undelivered = SparseVector(torch.tensor([1]), torch.tensor([2.0]), 2)
-    state = feedback.settle(accumulated, grad, sent, undelivered, state)
+    state = feedback.settle(accumulated, Pieces([grad]), sent, undelivered, state)
     assert state.velocity.tolist() == [0.0, 2.0]
     assert state.residual.tolist() == [0.0, 2.0]
+
+
+def test_momentum_goes_where_an_entry_was_delivered_but_for_its_rounding() -> None:
+    feedback = MomentumResidual(momentum=0.5)
+    state = feedback.init(Pieces([torch.zeros(4)]))
+    grad = torch.tensor([4.0, 2.0, 1.0, 3.0])
+    accumulated, _ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
+    sent = SparseVector(torch.tensor([0, 1, 3]), torch.tensor([4.0, 2.0, 3.0]), 4)
+    # The rounding of entry 0; all of entry 1, with a sum of others; entry 2 was another's.
+    left = SparseVector(torch.tensor([0, 1, 2]), torch.tensor([0.25, 5.0, 9.0]), 4)
+    state = feedback.settle(accumulated, Pieces([grad]), sent, left, state)
+    assert state.velocity.tolist() == [0.0, 2.0, 1.0, 0.0]
+    assert state.residual.tolist() == [0.25, 5.0, 10.0, 0.0]
 
 
 def test_momentum_must_be_below_one() -> None:

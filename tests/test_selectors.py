@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradsieve import SELECTORS, InputError, SparseVector
 from gradsieve.feedback import Residual
+from gradsieve.pieces import Pieces
 from gradsieve.selectors import Everything, Selector
 from gradsieve.selectors.exact import Exact, ExactState
 from gradsieve.selectors.gaussian import normal_threshold
@@ -125,19 +126,21 @@ def test_threshold_of_a_vector_with_few_entries_does_not_search_every_step() -> 
     assert (local.nnz, state.threshold) == (5, 0.0)
 
 
-def test_candidates_collected_while_accumulating_change_nothing() -> None:
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_candidates_collected_while_accumulating_change_nothing(in_pieces: bool) -> None:
     """The fused pass is an optimization: with and without it the same entries are picked."""
     for name in SELECTORS:
         selector, feedback = SELECTORS[name](), Residual()
         state = selector.init(300_000)
-        kept = feedback.init(torch.zeros(300_000))
+        kept = feedback.init(Pieces([torch.zeros(300_000)]))
         for step in range(4):
-            grad = torch.randn(300_000, generator=seeded(step))
+            values = torch.randn(300_000, generator=seeded(step))
+            grad = Pieces([part.clone() for part in values.split([100_001, 5, 199_994])] if in_pieces else [values])
             accumulated, candidates = feedback.accumulate(grad, grad, kept, selector.floor(state), 3000)
             plain, _ = selector(accumulated, 3000, state)
             local, state = selector(accumulated, 3000, state, candidates)
             assert torch.equal(plain.indices, local.indices)
-            kept = feedback.settle(accumulated, grad, local, SparseVector.empty(300_000, grad), kept)
+            kept = feedback.settle(accumulated, grad, local, SparseVector.empty(300_000, values), kept)
 
 
 def student(degrees: float, numel: int) -> Tensor:

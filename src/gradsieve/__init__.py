@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from gradsieve.comm import CountingComm as CountingComm
     from gradsieve.comm import LocalComm as LocalComm
     from gradsieve.comm import TorchComm as TorchComm
+    from gradsieve.ddp import attach as attach
+    from gradsieve.errors import ExchangeError as ExchangeError
     from gradsieve.errors import GradsieveError as GradsieveError
     from gradsieve.errors import InputError as InputError
     from gradsieve.errors import MessageError as MessageError
@@ -25,17 +27,29 @@ if TYPE_CHECKING:
     from gradsieve.reducers import REDUCERS as REDUCERS
     from gradsieve.reducers import Reduced as Reduced
     from gradsieve.reducers import Reducer as Reducer
+    from gradsieve.rules import Rules as Rules
+    from gradsieve.schedules import Constant as Constant
+    from gradsieve.schedules import Exponential as Exponential
+    from gradsieve.schedules import Schedule as Schedule
+    from gradsieve.schedules import Steps as Steps
     from gradsieve.selectors import SELECTORS as SELECTORS
     from gradsieve.selectors import Selector as Selector
+    from gradsieve.sieve import Sieve as Sieve
+    from gradsieve.stats import Stats as Stats
     from gradsieve.vector import SparseVector as SparseVector
 
 _HOMES = {
     "comm": "Comm CountingComm LocalComm TorchComm",
-    "errors": "GradsieveError InputError MessageError MismatchError PeerLostError UnknownNameError",
+    "ddp": "attach",
+    "errors": "ExchangeError GradsieveError InputError MessageError MismatchError PeerLostError UnknownNameError",
     "functional": "sparse_allreduce",
     "recipes": "RECIPES Recipe",
     "reducers": "REDUCERS Reduced Reducer",
+    "rules": "Rules",
+    "schedules": "Constant Exponential Schedule Steps",
     "selectors": "SELECTORS Selector",
+    "sieve": "Sieve",
+    "stats": "Stats",
     "vector": "SparseVector",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

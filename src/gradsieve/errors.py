@@ -23,3 +23,7 @@ class MessageError(GradsieveError, ValueError):
 
 class PeerLostError(GradsieveError, RuntimeError):
     """A peer died, left, or did not answer within the timeout."""
+
+
+class ExchangeError(GradsieveError, RuntimeError):
+    """An exchange failed for a reason that has no type of its own; the sentence says where, the cause says why."""

@@ -1,7 +1,7 @@
 """Error feedback: what was not delivered is added to the next gradient.
 
-Each form keeps a spare vector and writes the accumulated gradient there; the residual itself is untouched until the
-step is settled, when the two change places. A step that fails or is abandoned leaves the residual as it was.
+Each form keeps a spare for every vector it remembers. A step writes to the spares only, and the state it ends in has
+the two changed places: the state before it stays whole, and whoever holds on to it has undone the step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from gradsieve.errors import InputError
-from gradsieve.kernels import Entries, kernels
+from gradsieve.kernels import Entries, index_dtype, kernels
+from gradsieve.pieces import Pieces
 from gradsieve.vector import SparseVector
 
 F = TypeVar("F")
@@ -22,12 +23,12 @@ F = TypeVar("F")
 class Feedback(Protocol[F]):
     """Accumulates gradients into what is selected from, and settles what becomes of it."""
 
-    def init(self, grad: Tensor) -> F:
+    def init(self, grad: Pieces) -> F:
         """The state before the first step, for gradients like this one."""
         ...
 
     def accumulate(
-        self, grad: Tensor, out: Tensor, state: F, floor: float | None, expected: int
+        self, grad: Pieces, out: Pieces, state: F, floor: float | None, expected: int
     ) -> tuple[Tensor, Entries | None]:
         """The vector to select from; with a floor, also its entries that are not below it, about `expected`.
 
@@ -35,8 +36,19 @@ class Feedback(Protocol[F]):
         """
         ...
 
-    def settle(self, accumulated: Tensor, grad: Tensor, local: SparseVector, leftover: SparseVector, state: F) -> F:
-        """The state after a step in which `local` was sent and `leftover` came back."""
+    def settle(self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: F) -> F:
+        """The state after a step in which `local` was sent and `leftover` came back; `state` itself stays as it is.
+
+        Of `grad` only the places still count: its values have been overwritten.
+        """
+        ...
+
+    def vectors(self, state: F) -> dict[str, Tensor]:
+        """What is remembered of each entry, by name: what a checkpoint must keep."""
+        ...
+
+    def rescale_(self, state: F, factor: float) -> None:
+        """Gradients come `factor` times as large from now on, and so must what is owed of them."""
         ...
 
 
@@ -48,28 +60,30 @@ class NothingKept(NamedTuple):
 class NoFeedback:
     """What is not delivered is lost: for dense exchange, where that is nothing, and to show why feedback matters."""
 
-    def init(self, grad: Tensor) -> NothingKept:
+    def init(self, grad: Pieces) -> NothingKept:
         """See `Feedback.init`."""
         return NothingKept()
 
     def accumulate(
-        self, grad: Tensor, out: Tensor, state: NothingKept, floor: float | None, expected: int
+        self, grad: Pieces, out: Pieces, state: NothingKept, floor: float | None, expected: int
     ) -> tuple[Tensor, Entries | None]:
         """See `Feedback.accumulate`."""
-        if grad.dtype != _wide(grad.dtype):
-            return grad.to(_wide(grad.dtype)), None
-        return grad if out is grad else out.copy_(grad), None
+        if out.whole is None or out.dtype != _wide(grad.dtype):
+            return grad.copied_to(torch.empty(grad.numel, dtype=_wide(grad.dtype), device=grad.device)), None
+        return out.whole if out is grad else grad.copied_to(out.whole), None
 
     def settle(
-        self,
-        accumulated: Tensor,
-        grad: Tensor,
-        local: SparseVector,
-        leftover: SparseVector,
-        state: NothingKept,
+        self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: NothingKept
     ) -> NothingKept:
         """See `Feedback.settle`."""
         return state
+
+    def vectors(self, state: NothingKept) -> dict[str, Tensor]:
+        """See `Feedback.vectors`."""
+        return {}
+
+    def rescale_(self, state: NothingKept, factor: float) -> None:
+        """See `Feedback.rescale_`."""
 
 
 class ResidualState(NamedTuple):
@@ -83,35 +97,40 @@ class ResidualState(NamedTuple):
 class Residual:
     """Plain error feedback: the residual is added to the gradient."""
 
-    def init(self, grad: Tensor) -> ResidualState:
+    def init(self, grad: Pieces) -> ResidualState:
         """See `Feedback.init`."""
         return ResidualState(*_wide_zeros(grad, 2))
 
     def accumulate(
-        self, grad: Tensor, out: Tensor, state: ResidualState, floor: float | None, expected: int
+        self, grad: Pieces, out: Pieces, state: ResidualState, floor: float | None, expected: int
     ) -> tuple[Tensor, Entries | None]:
         """See `Feedback.accumulate`."""
         _check_like(grad, state.residual)
         return state.spare, _add(state.residual, grad, state.spare, floor, expected)
 
     def settle(
-        self,
-        accumulated: Tensor,
-        grad: Tensor,
-        local: SparseVector,
-        leftover: SparseVector,
-        state: ResidualState,
+        self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: ResidualState
     ) -> ResidualState:
         """See `Feedback.settle`."""
-        kernels(accumulated).settle_(accumulated, local.entries, leftover.entries)
+        _take_off_(accumulated, local, leftover)
+        _keep_withheld_(grad, state.residual, accumulated)
         return ResidualState(accumulated, state.residual)
+
+    def vectors(self, state: ResidualState) -> dict[str, Tensor]:
+        """See `Feedback.vectors`."""
+        return {"residual": state.residual}
+
+    def rescale_(self, state: ResidualState, factor: float) -> None:
+        """See `Feedback.rescale_`."""
+        state.residual.mul_(factor)
 
 
 class MomentumState(NamedTuple):
-    """Velocity and residual, and room for the next accumulation."""
+    """Velocity and residual, and room for the next of each."""
 
     velocity: Tensor
     residual: Tensor
+    spare_velocity: Tensor
     spare: Tensor
 
 
@@ -129,35 +148,41 @@ class MomentumResidual:
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum must be in [0, 1), got {self.momentum}")
 
-    def init(self, grad: Tensor) -> MomentumState:
+    def init(self, grad: Pieces) -> MomentumState:
         """See `Feedback.init`."""
-        return MomentumState(*_wide_zeros(grad, 3))
+        return MomentumState(*_wide_zeros(grad, 4))
 
     def accumulate(
-        self, grad: Tensor, out: Tensor, state: MomentumState, floor: float | None, expected: int
+        self, grad: Pieces, out: Pieces, state: MomentumState, floor: float | None, expected: int
     ) -> tuple[Tensor, Entries | None]:
         """See `Feedback.accumulate`."""
         _check_like(grad, state.residual)
-        self._velocity(grad, state.velocity, out=state.spare)
-        return state.spare.add_(state.residual), None
+        for start, stop, values, _ in grad:
+            torch.add(values, state.velocity[start:stop], alpha=self.momentum, out=state.spare_velocity[start:stop])
+        torch.add(state.residual, state.spare_velocity, out=state.spare)
+        for piece in grad:
+            if piece.withheld:
+                state.spare[piece.start : piece.stop] = 0
+        return state.spare, None
 
     def settle(
-        self,
-        accumulated: Tensor,
-        grad: Tensor,
-        local: SparseVector,
-        leftover: SparseVector,
-        state: MomentumState,
+        self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: MomentumState
     ) -> MomentumState:
         """See `Feedback.settle`."""
-        kernels(accumulated).settle_(accumulated, local.entries, leftover.entries)
-        self._velocity(grad, state.velocity, out=state.velocity)
-        none = SparseVector.empty(local.numel, accumulated)
-        kernels(state.velocity).settle_(state.velocity, local.without(leftover).entries, none.entries)
-        return MomentumState(state.velocity, accumulated, state.residual)
+        _take_off_(accumulated, local, leftover)
+        _take_off_(state.spare_velocity, _delivered(local, leftover), SparseVector.empty(local.numel, accumulated))
+        _keep_withheld_(grad, state.residual, accumulated)
+        _keep_withheld_(grad, state.velocity, state.spare_velocity)
+        return MomentumState(state.spare_velocity, accumulated, state.velocity, state.residual)
 
-    def _velocity(self, grad: Tensor, velocity: Tensor, out: Tensor) -> None:
-        torch.add(grad, velocity, alpha=self.momentum, out=out)
+    def vectors(self, state: MomentumState) -> dict[str, Tensor]:
+        """See `Feedback.vectors`."""
+        return {"velocity": state.velocity, "residual": state.residual}
+
+    def rescale_(self, state: MomentumState, factor: float) -> None:
+        """See `Feedback.rescale_`."""
+        state.velocity.mul_(factor)
+        state.residual.mul_(factor)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -165,21 +190,69 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype == torch.float64 else torch.float32
 
 
-def _wide_zeros(grad: Tensor, count: int) -> list[Tensor]:
-    return [torch.zeros_like(grad, dtype=_wide(grad.dtype)) for _ in range(count)]
+def _wide_zeros(grad: Pieces, count: int) -> list[Tensor]:
+    return [zeros(grad.numel, _wide(grad.dtype), grad.device) for _ in range(count)]
 
 
-def _check_like(grad: Tensor, residual: Tensor) -> None:
+def _check_like(grad: Pieces, residual: Tensor) -> None:
     """Kernels do not check: a state of another gradient would have them read past its end."""
-    if grad.shape != residual.shape or _wide(grad.dtype) != residual.dtype or grad.device != residual.device:
+    if grad.numel != residual.numel() or _wide(grad.dtype) != residual.dtype or grad.device != residual.device:
         raise InputError(
             f"the state belongs to another gradient: it has {residual.numel()} entries, {residual.dtype}, "
-            f"{residual.device}; the gradient has shape {tuple(grad.shape)}, {grad.dtype}, {grad.device}"
+            f"{residual.device}; the gradient has {grad.numel} entries, {grad.dtype}, {grad.device}"
         )
 
 
-def _add(residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int) -> Entries | None:
+def _add(residual: Tensor, grad: Pieces, out: Tensor, floor: float | None, expected: int) -> Entries | None:
+    """`out = residual + grad`, zero where a piece is withheld; with a floor also what is not below it, if not too many.
+
+    What is collected depends on how the vector lies in pieces; what a selector picks does not (it is a hint only).
+    """
+    found: list[Entries] = []
+    collecting = floor is not None
+    for start, stop, values, withheld in grad:
+        if withheld:
+            out[start:stop] = 0
+            continue
+        part_floor = floor if collecting else None
+        entries = _add_part(residual[start:stop], values, out[start:stop], part_floor, min(expected, stop - start))
+        collecting = collecting and entries is not None
+        if collecting and entries is not None:
+            found.append((entries[0].to(index_dtype(out.numel())) + start, entries[1]) if start else entries)
+    if not collecting:
+        return None
+    if len(found) == 1:
+        return found[0]
+    nothing = SparseVector.empty(out.numel(), out)
+    return SparseVector.concatenate([nothing, *(SparseVector.trusted(part, out.numel()) for part in found)]).entries
+
+
+def _add_part(residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int) -> Entries | None:
     if grad.dtype == out.dtype:
         return kernels(residual, grad, out).accumulate(residual, grad, out, floor, expected)
     torch.add(residual, grad, out=out)
     return None if floor is None else kernels(out).compact(out, floor, expected)
+
+
+def _take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
+    if sent.is_full and leftover.nnz == 0:
+        accumulated.zero_()
+    else:
+        kernels(accumulated).settle_(accumulated, sent.entries, leftover.entries)
+
+
+def _delivered(local: SparseVector, leftover: SparseVector) -> SparseVector:
+    """The entries of which less than half came back: a lossy code leaves a little over of what it delivers."""
+    if leftover.nnz == 0 or local.nnz == 0:
+        return local
+    places = torch.searchsorted(local.indices, leftover.indices).clamp_(max=local.nnz - 1)
+    sent = local.values[places].abs()
+    came_back = (local.indices[places] == leftover.indices) & (2 * leftover.values.abs() >= sent)
+    entries = leftover.indices[came_back], leftover.values[came_back]
+    return local.without(SparseVector.trusted(entries, local.numel))
+
+
+def _keep_withheld_(grad: Pieces, old: Tensor, new: Tensor) -> None:
+    for start, stop, _, withheld in grad:
+        if withheld:
+            new[start:stop] = old[start:stop]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gradsieve.comm import Comm, TorchComm
 from gradsieve.errors import InputError
-from gradsieve.pipeline import Pipeline, PipelineState
+from gradsieve.pieces import Pieces
+from gradsieve.pipeline import Pipeline, PipelineState, entries_to_keep
 from gradsieve.recipes import Recipe
 from gradsieve.recipes import recipe as named_recipe
 
@@ -49,20 +50,13 @@ def sparse_allreduce(
         raise InputError(f"rank {network.rank}: out must be like tensor, got {_described(mean)}")
     pipeline = Pipeline(chosen, network)
     if state is None:
-        state = pipeline.init(tensor)
+        state = pipeline.init(Pieces([tensor]))
     return Averaged(mean, pipeline.step(tensor, k, state, mean))
 
 
 def as_comm(comm: Comm | dist.ProcessGroup | None) -> Comm:
     """Whatever names a group of ranks, as a comm."""
     return comm if isinstance(comm, Comm) else TorchComm(comm)
-
-
-def entries_to_keep(numel: int, density: float, comm: Comm) -> int:
-    """k for a density: at least one."""
-    if not 0 < density <= 1:
-        raise InputError(f"rank {comm.rank}: density must be in (0, 1], got {density}")
-    return max(1, round(numel * density))
 
 
 def _check_tensor(name: str, tensor: Tensor, comm: Comm) -> None:

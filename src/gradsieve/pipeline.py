@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from gradsieve.comm import Comm
+from gradsieve.errors import InputError
+from gradsieve.pieces import Pieces
 from gradsieve.recipes import Recipe
 from gradsieve.vector import SparseVector
 
@@ -20,6 +22,15 @@ class PipelineState(NamedTuple):
     reducer: Any
 
 
+class Exchanged(NamedTuple):
+    """What became of one step of one group."""
+
+    state: PipelineState  # to go on from, if the step counts
+    finite: bool  # whether everything delivered is finite; the same on every rank
+    num_local: int  # entries this rank picked
+    num_total: int  # entries that were delivered
+
+
 class Pipeline:
     """One recipe at work on one flat group of gradients, on one rank of a comm."""
 
@@ -27,41 +38,48 @@ class Pipeline:
         self.recipe = recipe
         self.comm = comm
 
-    def init(self, grad: Tensor) -> PipelineState:
+    def init(self, grad: Pieces) -> PipelineState:
         """The state before the first step, for gradients like this one; all ranks call it together."""
-        recipe, numel = self.recipe, grad.numel()
+        recipe, numel = self.recipe, grad.numel
         return PipelineState(
             recipe.feedback.init(grad), recipe.selector.init(numel), recipe.reducer.init(numel, self.comm)
         )
 
-    def step(self, grad: Tensor, k: int, state: PipelineState, out: Tensor) -> PipelineState:
+    def exchange(self, grad: Pieces, k: int, state: PipelineState, out: Pieces) -> Exchanged:
         """Write the mean over all ranks of what was delivered to `out`, which may be `grad` itself.
 
-        If anything that was delivered is not finite, it is so on every rank: `out` is too, and the state that comes
-        back is the one that went in, as if the step had not been.
+        The state that went in stays whole until the one that comes out is used for another step: so a caller may
+        decide later, for several groups together, whether this step has been.
         """
         feedback, select, reduce = self.recipe.feedback, self.recipe.selector, self.recipe.reducer
         floor = select.floor(state.selector)
         accumulated, candidates = feedback.accumulate(grad, out, state.feedback, floor, k)
         local, selector_state = select(accumulated, k, state.selector, candidates)
         (total, leftover), reducer_state = reduce(local, k, state.reducer, self.comm)
-        if _finite(total):
-            settled = feedback.settle(accumulated, grad, local, leftover, state.feedback)
-            state = PipelineState(settled, selector_state, reducer_state)
-        write_mean_(out, total, self.comm.size)
-        return state
+        finite = _finite(total)
+        out.write_mean_(total, self.comm.size)
+        settled = feedback.settle(accumulated, grad, local, leftover, state.feedback)
+        return Exchanged(PipelineState(settled, selector_state, reducer_state), finite, local.nnz, total.nnz)
+
+    def step(self, grad: Tensor, k: int, state: PipelineState, out: Tensor) -> PipelineState:
+        """One step of a vector that stands alone.
+
+        If anything that was delivered is not finite, it is so on every rank: `out` is too, and the state that comes
+        back is the one that went in, as if the step had not been.
+        """
+        pieces = Pieces([grad])
+        exchanged = self.exchange(pieces, k, state, pieces if out is grad else Pieces([out]))
+        return exchanged.state if exchanged.finite else state
 
 
-def write_mean_(out: Tensor, total: SparseVector, size: int) -> None:
-    """The one place where a sum becomes a mean."""
-    if total.is_full:
-        torch.div(total.values, size, out=out)
-    else:
-        SparseVector.trusted((total.indices, total.values / size), total.numel).write_to_(out)
+def entries_to_keep(numel: int, density: float, comm: Comm) -> int:
+    """k for a density: at least one."""
+    if not 0 < density <= 1:
+        raise InputError(f"rank {comm.rank}: density must be in (0, 1], got {density}")
+    return max(1, round(numel * density))
 
 
 def _finite(total: SparseVector) -> bool:
-    """Whether a step counts. A dense exchange has no state that could be spoiled, so it is not searched."""
     # The sum of finite values may overflow: only then is every value looked at.
     values = total.values
-    return total.is_full or bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())

@@ -12,9 +12,10 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from gradsieve.kernels import cpu, reference
+from gradsieve.kernels.memory import zeros
 from gradsieve.kernels.reference import Entries, index_dtype
 
-__all__ = ["Entries", "Kernels", "index_dtype", "kernels"]
+__all__ = ["Entries", "Kernels", "index_dtype", "kernels", "zeros"]
 
 
 class Kernels(Protocol):

@@ -103,6 +103,10 @@ class OkTopk(Reducer[OkTopkState]):
         leftover = add([kept, *(lost.without(kept) for lost in channel.rounded_away)])
         return Reduced(total, leftover), self._next(state, k, summaries, sizes, predicted)
 
+    def rescaled(self, state: OkTopkState, factor: float) -> OkTopkState:
+        """See `Reducer.rescaled`."""
+        return state._replace(threshold=state.threshold * factor)
+
     def _balanced_bounds(self, local: SparseVector, comm: Comm) -> tuple[int, ...]:
         """Regions that receive equal shares of all ranks' entries, as far as the gathered points tell."""
         ranks = torch.from_numpy(point_ranks(local.nnz, self.points_per_region * comm.size))

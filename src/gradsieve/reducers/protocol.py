@@ -60,6 +60,10 @@ class Reducer(ABC, Generic[S]):
     def reduce(self, local: SparseVector, k: int, state: S, comm: Comm) -> tuple[Reduced, S]:
         """The algorithm."""
 
+    def rescaled(self, state: S, factor: float) -> S:
+        """The state for gradients `factor` times as large as they were, as after a change of the loss scale."""
+        return state
+
 
 @dataclass(frozen=True)
 class StatelessReducer(Reducer[NoState]):

@@ -43,3 +43,7 @@ class Exact(Selector[ExactState]):
         """See `Selector.select`."""
         entries, kth = top_entries(accumulated, k, candidates)
         return SparseVector.trusted(entries, accumulated.numel()), ExactState(kth)
+
+    def rescaled(self, state: ExactState, factor: float) -> ExactState:
+        """See `Selector.rescaled`."""
+        return ExactState(None if state.kth is None else state.kth * factor)

@@ -49,6 +49,10 @@ class Selector(ABC, Generic[S]):
     def select(self, accumulated: Tensor, k: int, state: S, candidates: Entries | None) -> tuple[SparseVector, S]:
         """The rule."""
 
+    def rescaled(self, state: S, factor: float) -> S:
+        """The state for gradients `factor` times as large as they were, as after a change of the loss scale."""
+        return state
+
 
 class NoState(NamedTuple):
     """Nothing to remember."""

@@ -75,5 +75,9 @@ class Threshold(Selector[ThresholdState]):
         entries, threshold = top_entries(accumulated, k, candidates)
         return SparseVector.trusted(entries, numel), ThresholdState(state.step + 1, threshold)
 
+    def rescaled(self, state: ThresholdState, factor: float) -> ThresholdState:
+        """See `Selector.rescaled`."""
+        return state._replace(threshold=None if state.threshold is None else state.threshold * factor)
+
     def _due(self, state: ThresholdState) -> bool:
         return state.step % self.period == 0

@@ -37,6 +37,7 @@ from gradsieve.lab.network import Network
 from gradsieve.lab.network.iproute import require_tools
 from gradsieve.lab.network.topology import Topology, split_profile
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Tell, Worker, run_workers, threads_per_worker
+from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import RECIPES, Recipe, recipe
 from gradsieve.wire import Codec
@@ -109,7 +110,7 @@ class RecipeContender:
         self._grad = grad
         self._comm = CountingComm(TorchComm(timeout_seconds=TIMEOUT_SECONDS))
         self._pipeline = Pipeline(chosen, self._comm)
-        self._state = self._pipeline.init(grad)
+        self._state = self._pipeline.init(Pieces([grad]))
 
     def step(self, grad: Tensor) -> Exchanged:
         """A whole step in place, on a copy."""

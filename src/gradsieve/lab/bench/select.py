@@ -20,6 +20,7 @@ from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Contender, Progre
 from gradsieve.lab.bench.gradients import POOL, Gradients
 from gradsieve.lab.bench.report import Column, Report, Row, environment, milliseconds, thousands, times
 from gradsieve.lab.machine import require_memory
+from gradsieve.pieces import Pieces
 from gradsieve.selectors import SELECTORS, Selector
 from gradsieve.vector import SparseVector
 
@@ -64,18 +65,19 @@ class SieveContender:
         self.selector = selector
         self.k = k
         self._residual = Residual()
-        self._feedback_state = self._residual.init(grad)
+        self._feedback_state = self._residual.init(Pieces([grad]))
         self._selector_state = selector.init(grad.numel())
 
     def step(self, grad: Tensor) -> Picked:
         """Accumulate and select, timed; then settle as if all that was picked had been delivered."""
         started = time.perf_counter()
         floor = self.selector.floor(self._selector_state)
-        accumulated, candidates = self._residual.accumulate(grad, grad, self._feedback_state, floor, self.k)
+        pieces = Pieces([grad])
+        accumulated, candidates = self._residual.accumulate(pieces, pieces, self._feedback_state, floor, self.k)
         local, self._selector_state = self.selector(accumulated, self.k, self._selector_state, candidates)
         seconds = time.perf_counter() - started
         nothing = SparseVector.empty(local.numel, local.values)
-        self._feedback_state = self._residual.settle(accumulated, grad, local, nothing, self._feedback_state)
+        self._feedback_state = self._residual.settle(accumulated, pieces, local, nothing, self._feedback_state)
         return Picked(seconds, local.nnz)
 
 

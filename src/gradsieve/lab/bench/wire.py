@@ -27,6 +27,7 @@ from gradsieve.lab.machine import require_memory
 from gradsieve.lab.network import Network, interface_counters
 from gradsieve.lab.network.topology import split_profile
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker
+from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import recipe
 from gradsieve.testing import run_ranks
@@ -135,7 +136,7 @@ def _steps(comm: Comm, cell: Cell, *, in_network: bool) -> list[Received]:
     gradients, grad = Gradients(cell.numel, rank=comm.rank), torch.empty(cell.numel)
     counting = CountingComm(comm)
     pipeline = Pipeline(recipe("oktopk", values=cell.values, indices=cell.indices), counting)
-    state, received = pipeline.init(grad), []
+    state, received = pipeline.init(Pieces([grad])), []
     for step in range(RESIDUAL_WARMUP_STEPS + cell.repeats):
         grad.copy_(gradients.fresh())
         counting.reset()

@@ -1,0 +1,117 @@
+"""What an engine remembers as plain containers and back: tensors, numbers, texts, tuples, lists and dicts only.
+
+So `torch.save` writes it and `torch.load(weights_only=True)` reads it. What belongs to an entry of the gradient
+(residual, velocity) is kept by parameter name; what belongs to a group (thresholds, regions) by the group's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from gradsieve.engine import Engine
+from gradsieve.errors import InputError
+from gradsieve.groups import Slot
+from gradsieve.pipeline import PipelineState
+
+FORMAT = 1
+
+
+def packed(engine: Engine) -> dict[str, Any]:
+    """A copy of all an engine must know to go on exactly as it would have."""
+    parameters: dict[str, dict[str, Tensor]] = {}
+    groups = []
+    for index, group in enumerate(engine.groups):
+        vectors = engine.vectors(index)
+        for slot in group.slots:
+            parameters[slot.name] = {kind: v[slot.start : slot.stop].clone() for kind, v in vectors.items()}
+        state = engine.states[index]
+        groups.append(
+            {
+                "parameters": list(group.names),
+                "selector": state.selector._asdict(),
+                "reducer": state.reducer._asdict(),
+            }
+        )
+    return {
+        "format": FORMAT,
+        "rank": engine.comm.rank,
+        "world_size": engine.comm.size,
+        "recipe": repr(engine.settings.recipe),
+        "steps_done": engine.steps_done,
+        "loss_scale": engine.loss_scale,
+        "dense_steps_left": engine.dense_steps_left,
+        "parameters": parameters,
+        "groups": groups,
+    }
+
+
+def unpack_into(engine: Engine, state: Mapping[str, Any]) -> None:
+    """Go on from a saved state. Nothing is changed unless all of it fits."""
+    _check(engine, state)
+    saved_groups = {tuple(group["parameters"]): group for group in state["groups"]}
+    for index, group in enumerate(engine.groups):
+        for kind, vector in engine.vectors(index).items():
+            for slot in group.slots:
+                # Nothing is owed to a parameter that was kept dense.
+                vector[slot.start : slot.stop] = state["parameters"][slot.name].get(kind, 0.0)
+        # Thresholds and regions of groups that were cut otherwise do not fit: the next steps find new ones.
+        saved = saved_groups.get(group.names)
+        fresh = engine.fresh_state(index)
+        if saved is not None:
+            fresh = PipelineState(
+                fresh.feedback,
+                fresh.selector._replace(**saved["selector"]),
+                fresh.reducer._replace(**saved["reducer"]),
+            )
+        engine.states[index] = fresh
+    engine.steps_done = state["steps_done"]
+    engine.loss_scale = state["loss_scale"]
+    engine.dense_steps_left = state["dense_steps_left"]
+
+
+def _check(engine: Engine, state: Mapping[str, Any]) -> None:
+    rank, comm = engine.comm.rank, engine.comm
+    if state.get("format") != FORMAT:
+        raise InputError(
+            f"rank {rank}: not a state of this version: format must be {FORMAT}, got {state.get('format')}"
+        )
+    if state["world_size"] != comm.size:
+        raise InputError(f"rank {rank}: the state was saved by {state['world_size']} ranks, this run has {comm.size}")
+    if state["rank"] != rank:
+        raise InputError(
+            f"rank {rank}: the state belongs to rank {state['rank']}: every rank must save and load its own, "
+            "or what the others still owe is lost"
+        )
+    if state["recipe"] != repr(engine.settings.recipe):
+        raise InputError(
+            f"rank {rank}: the state was saved with recipe {state['recipe']}, this run has {engine.settings.recipe!r}"
+        )
+    saved = state["parameters"]
+    if set(saved) != set(engine.places):
+        missing, extra = sorted(set(engine.places) - set(saved)), sorted(set(saved) - set(engine.places))
+        raise InputError(
+            f"rank {rank}: the state belongs to another model: parameters missing in it {missing[:3]}, "
+            f"unknown in this model {extra[:3]}"
+        )
+    for index, group in enumerate(engine.groups):
+        kinds = engine.vectors(index)
+        for slot in group.slots:
+            _check_vectors(rank, slot, saved[slot.name], kinds)
+
+
+def _check_vectors(rank: int, slot: Slot, saved: Mapping[str, Tensor], kinds: Collection[str]) -> None:
+    if saved and not kinds:
+        raise InputError(
+            f"rank {rank}: parameter {slot.name} is kept dense in this run, but the state says it is still owed "
+            "something: load it with the rules it was saved with"
+        )
+    numel = slot.stop - slot.start
+    for kind, vector in saved.items():
+        if vector.numel() != numel:
+            raise InputError(
+                f"rank {rank}: the {kind} of parameter {slot.name} must have {numel} entries, "
+                f"the state has {vector.numel()}"
+            )

@@ -1,0 +1,108 @@
+"""Parameters cut once into fixed groups. Each group is one flat vector that is selected from and exchanged as a whole.
+
+Buckets are DDP's and change after the first step; groups are ours and never do. So residuals stay with their
+parameters, and results do not depend on how gradients happen to arrive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradsieve.errors import InputError
+from gradsieve.rules import Rules
+
+BYTES_PER_MB = 1 << 20
+
+
+class Slot(NamedTuple):
+    """Where a parameter lies in its group's vector."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters of one dtype, device and density, end to end."""
+
+    slots: tuple[Slot, ...]
+    dtype: torch.dtype
+    device: torch.device
+    sparse: bool  # False: always sent whole
+    density: float | None = None  # None: as the schedule says
+
+    @property
+    def numel(self) -> int:
+        """Entries of the vector."""
+        return self.slots[-1].stop
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its parameters, in their order in the vector."""
+        return tuple(slot.name for slot in self.slots)
+
+    def __str__(self) -> str:
+        names = self.names[0] if len(self.slots) == 1 else f"{self.names[0]} ... {self.names[-1]}"
+        kind = "sparse" if self.sparse else "dense"
+        count = "1 parameter" if len(self.slots) == 1 else f"{len(self.slots)} parameters"
+        return f"{kind}, {count} ({names}), {self.numel} entries, {str(self.dtype).removeprefix('torch.')}"
+
+
+class _Key(NamedTuple):
+    """What all parameters of a group have in common."""
+
+    sparse: bool
+    dtype: torch.dtype
+    device: torch.device
+    density: float | None
+
+
+def cut_into_groups(parameters: Mapping[str, Tensor], rules: Rules, group_mb: float | None) -> tuple[Group, ...]:
+    """Groups in the order they are exchanged: as backward completes them, dense ones last.
+
+    Backward goes through a model from its end, so parameters are taken in reverse. A sparse group is closed when the
+    next parameter would make it larger than `group_mb`; None is one group for the whole model. The parameters that go
+    dense are one group for each dtype and device.
+    """
+    if group_mb is not None and group_mb <= 0:
+        raise InputError(f"group_mb must be positive, or None for one group, got {group_mb}")
+    rules.check_names(parameters)
+    room = math.inf if group_mb is None else group_mb * BYTES_PER_MB
+    open_groups: dict[_Key, list[str]] = {}
+    open_bytes: dict[_Key, int] = {}
+    closed: list[tuple[_Key, list[str]]] = []
+    for name in reversed(list(parameters)):
+        key = _key(name, parameters[name], rules)
+        num_bytes = parameters[name].numel() * parameters[name].element_size()
+        if key.sparse and key in open_groups and open_bytes[key] + num_bytes > room:
+            closed.append((key, open_groups.pop(key)))
+            open_bytes[key] = 0
+        open_groups.setdefault(key, []).append(name)
+        open_bytes[key] = open_bytes.get(key, 0) + num_bytes
+    closed += open_groups.items()
+    positions = {name: position for position, name in enumerate(parameters)}
+    closed.sort(key=lambda item: (not item[0].sparse, -positions[item[1][-1]]))
+    return tuple(_group(key, members, parameters) for key, members in closed)
+
+
+def _key(name: str, tensor: Tensor, rules: Rules) -> _Key:
+    if not tensor.dtype.is_floating_point:
+        raise InputError(f"parameter {name} must be floating point to be exchanged, got {tensor.dtype}")
+    sparse = not rules.keeps_dense(name, tuple(tensor.shape))
+    return _Key(sparse, tensor.dtype, tensor.device, rules.density_of(name) if sparse else None)
+
+
+def _group(key: _Key, members: list[str], parameters: Mapping[str, Tensor]) -> Group:
+    slots, start = [], 0
+    for name in members:
+        stop = start + parameters[name].numel()
+        slots.append(Slot(name, start, stop))
+        start = stop
+    return Group(tuple(slots), key.dtype, key.device, key.sparse, key.density)

@@ -1,0 +1,81 @@
+"""A flat vector that lies in pieces: how a group of gradients looks when its parameters sit in several DDP buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradsieve.errors import InputError
+from gradsieve.vector import SparseVector
+
+
+class Piece(NamedTuple):
+    """Entries `[start, stop)` of the whole, in memory of their own."""
+
+    start: int
+    stop: int
+    values: Tensor
+    withheld: bool  # it has no part in this step: what is owed there stays owed
+
+
+class Pieces:
+    """1-D contiguous tensors of one dtype and device that follow each other; together they are one vector."""
+
+    def __init__(self, tensors: Sequence[Tensor], withheld: Sequence[bool] | None = None) -> None:
+        self._pieces: list[Piece] = []
+        self.numel = 0
+        for tensor, flag in zip(tensors, withheld or [False] * len(tensors), strict=True):
+            self._append(tensor, flag)
+        if not self._pieces:
+            raise InputError("a vector in pieces needs at least one entry, got none")
+        self.dtype = tensors[0].dtype
+        self.device = tensors[0].device
+
+    def _append(self, values: Tensor, withheld: bool) -> None:
+        """Add a piece, or lengthen the last one if this one follows it in memory too."""
+        if values.numel() == 0:
+            return
+        start, self.numel = self.numel, self.numel + values.numel()
+        if self._pieces and self._pieces[-1].withheld == withheld and _follows(values, self._pieces[-1].values):
+            start, _, before, _ = self._pieces.pop()
+            values = before.as_strided((before.numel() + values.numel(),), (1,))
+        self._pieces.append(Piece(start, self.numel, values, withheld))
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self._pieces)
+
+    @property
+    def whole(self) -> Tensor | None:
+        """The one tensor it lies in, if it is one."""
+        return self._pieces[0].values if len(self._pieces) == 1 else None
+
+    def copied_to(self, out: Tensor) -> Tensor:
+        """Its values in one tensor."""
+        for piece in self._pieces:
+            out[piece.start : piece.stop] = piece.values
+        return out
+
+    def write_mean_(self, total: SparseVector, size: int) -> None:
+        """Overwrite with `total / size`, zeros included: the one place where a sum becomes a mean."""
+        if total.is_full:
+            for piece in self._pieces:
+                torch.div(total.values[piece.start : piece.stop], size, out=piece.values)
+            return
+        mean = SparseVector.trusted((total.indices, total.values / size), total.numel)
+        if self.whole is not None:
+            mean.write_to_(self.whole)
+            return
+        parts = mean.split([0, *(piece.stop for piece in self._pieces)])
+        for piece, part in zip(self._pieces, parts, strict=True):
+            entries = part.indices - piece.start, part.values
+            SparseVector.trusted(entries, piece.stop - piece.start).write_to_(piece.values)
+
+
+def _follows(values: Tensor, before: Tensor) -> bool:
+    return (
+        values.untyped_storage().data_ptr() == before.untyped_storage().data_ptr()
+        and values.storage_offset() == before.storage_offset() + before.numel()
+    )

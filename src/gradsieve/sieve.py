@@ -1,0 +1,99 @@
+"""The handle a user holds: what is going on, saving and loading, dense for a while, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+
+from gradsieve import checkpoint
+from gradsieve.engine import Engine
+from gradsieve.errors import InputError
+from gradsieve.stats import Stats
+from gradsieve.worker import Worker
+
+
+class Sieve:
+    """One model's exchange on one rank. Call its methods between steps, and alike on all ranks."""
+
+    def __init__(self, engine: Engine, worker: Worker, group: dist.ProcessGroup | None = None) -> None:
+        self.engine = engine
+        self.worker = worker
+        self._group = group
+        # At exit the thread must be gone before the interpreter is.
+        self._finalizer = weakref.finalize(self, worker.close)
+
+    @property
+    def stats(self) -> Stats:
+        """Totals of this rank so far."""
+        return self.engine.stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """All this rank must know to go on exactly as it would have. Every rank saves its own."""
+        return checkpoint.packed(self.engine)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave on this rank."""
+        checkpoint.unpack_into(self.engine, state)
+
+    def dense(self, steps: int | None = None) -> _DenseWhile:
+        """Send everything, what is owed included, for a number of steps or until `sparse()`.
+
+        As a context, until its end: `with sieve.dense(): ...`.
+        """
+        if steps is not None and steps < 0:
+            raise InputError(f"rank {self.engine.comm.rank}: steps must not be negative, got {steps}")
+        before = self.engine.dense_steps_left
+        self.engine.dense_steps_left = math.inf if steps is None else float(steps)
+        return _DenseWhile(self.engine, before)
+
+    def sparse(self) -> None:
+        """Send only what the schedule says, from the next step on."""
+        self.engine.dense_steps_left = 0.0
+
+    def close(self) -> None:
+        """End the thread and the process group. The model cannot run another backward pass after that."""
+        self._finalizer()
+        if self._group is not None and dist.is_initialized():
+            with contextlib.suppress(ValueError, AssertionError):  # it went with the default group
+                dist.destroy_process_group(self._group)
+        self._group = None
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        engine = self.engine
+        settings, comm = engine.settings, engine.comm
+        sparse = [group for group in engine.groups if group.sparse]
+        dense = [group for group in engine.groups if not group.sparse]
+        yield f"Sieve(rank {comm.rank} of {comm.size}, step {engine.steps_done})"
+        yield f"  recipe: {settings.recipe!r}"
+        yield f"  density: {settings.schedule}" + (", dense for now" if engine.dense_steps_left else "")
+        for title, groups in (("sent sparsely", sparse), ("kept dense", dense)):
+            numel, count = sum(group.numel for group in groups), sum(len(group.slots) for group in groups)
+            yield f"  {title}: {numel:,} entries of {count} parameters in {len(groups)} groups"
+            for group in groups:
+                own = "" if group.density is None else f", density {group.density:g}"
+                yield f"    {group}{own}"
+
+
+class _DenseWhile:
+    """What `Sieve.dense` gives back: nothing to most, a context to some."""
+
+    def __init__(self, engine: Engine, before: float) -> None:
+        self._engine = engine
+        self._before = before
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._engine.dense_steps_left = self._before
