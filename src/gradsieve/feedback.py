@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradsieve.errors import InputError
-from gradsieve.kernels import Entries, index_dtype, kernels
+from gradsieve.kernels import Entries, index_dtype, kernels, zeros
 from gradsieve.pieces import Pieces
 from gradsieve.vector import SparseVector
 
