@@ -48,7 +48,7 @@ MODELS: Registry[Architecture[Any]] = Registry(
         "bert": Architecture(
             Bert,
             BertShape(),
-            BertShape(vocabulary=4096, hidden=128, layers=4, heads=4, feedforward=512, positions=128),
+            BertShape(vocabulary=4096, hidden=128, layers=4, heads=4, feedforward=512, positions=128, dropout=0.0),
             133_547_324,
             "BERT-base with masked-word and next-sentence heads, decoder not shared",
         ),
