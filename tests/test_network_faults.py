@@ -15,6 +15,7 @@ import networks
 from gradsieve import Comm, PeerLostError, TorchComm
 from gradsieve.lab.network import Network
 from gradsieve.lab.workers import Worker, WorkerError
+from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import recipe
 from gradsieve.testing import run_ranks
@@ -42,7 +43,7 @@ def train(comm: Comm, on_step: Callable[[int], None] = lambda step: None) -> lis
     """Some Ok-Topk steps on gradients that only depend on rank and step; a digest of every result."""
     pipeline = Pipeline(recipe("oktopk"), comm)
     out = torch.empty(NUMEL)
-    state = pipeline.init(out)
+    state = pipeline.init(Pieces([out]))
     digests = []
     for step in range(STEPS):
         chance = torch.Generator().manual_seed(100 * step + comm.rank)
