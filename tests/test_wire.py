@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradsieve import MessageError, MismatchError, SparseVector, UnknownNameError
-from gradsieve.comm import Comm
+from gradsieve.comm import Comm, CountingComm
 from gradsieve.kernels import fields
 from gradsieve.kernels.gaps import GapPlan
 from gradsieve.testing import run_ranks
@@ -24,7 +24,7 @@ from gradsieve.wire.values import VALUE_CODES
 
 CPU = torch.device("cpu")
 EXPECTED = Expected(rank=0, numel=50, k=5, dtype=torch.float32, device=CPU)
-BITS = {"float32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "sign": 1}
+BITS = {"plain": 64, "float32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "sign": 1}
 
 
 def expected(numel: int, dtype: torch.dtype = torch.float32) -> Expected:
@@ -165,6 +165,25 @@ def test_unknown_codes_are_refused_with_the_nearest_name() -> None:
         Codec(values="bf61")
     with pytest.raises(UnknownNameError, match="unknown index code 'gap'; did you mean 'gaps'"):
         Codec(indices="gap")
+
+
+def test_a_fast_network_gets_plain_entries() -> None:
+    """Where a byte takes less time than saving it; never where that would change a result."""
+
+    def sizes(comm: Comm) -> list[int]:
+        sent = SparseVector(torch.arange(0, 30_000, 30), torch.linspace(1, 3, 1000), 30_000)
+        counted = []
+        for seconds_per_byte in (math.inf, 1e-8, 1e-10):
+            counting = CountingComm(comm)
+            comm.seconds_per_byte = seconds_per_byte
+            Channel(counting, sent, 1000, Codec()).gather(sent)
+            counted.append(counting.traffic.bytes_received)
+        return counted
+
+    unknown, slow, fast = run_ranks(2, sizes)[0]
+    assert unknown == slow < 0.7 * fast
+    assert fast >= 8 * 1000
+    assert Codec(values="bf16").for_link(1e-10) == Codec(values="bf16")
 
 
 def test_a_note_goes_with_a_message() -> None:

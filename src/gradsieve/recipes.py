@@ -126,7 +126,7 @@ RECIPES: Registry[type[Recipe]] = Registry(
 def recipe(name: str, *, values: str = "exact", indices: str = "auto") -> Recipe:
     """The named recipe with its default settings, and with other codes for what it sends.
 
-    `values` is one of exact, float32, bf16, fp16, int8, int4, sign: what they round away is kept and sent later.
+    `values` is one of exact, plain, float32, bf16, fp16, int8, int4, sign: what they round away is kept and sent later.
     `indices` is one of auto, plain, blocks, gaps, bitmap.
     """
     entry: Any = RECIPES[name]

@@ -130,10 +130,22 @@ class SparseVector:
         return SparseVector.trusted(kernels(self.values).exclude(self.entries, other.indices), self.numel)
 
     def beyond(self, seen: SparseVector) -> SparseVector:
-        """What this vector has more than `seen`, a rounded copy of it."""
-        missing = self.values - seen.values
-        rounded = missing.nonzero().flatten()
-        return SparseVector.trusted((self.indices[rounded], missing[rounded]), self.numel)
+        """What this vector has more than `seen`, which is it or a rounded copy of it."""
+        if seen is self:
+            return SparseVector.empty(self.numel, self.values)
+        return SparseVector.trusted(kernels(self.values).beyond(self.entries, seen.values), self.numel)
+
+    def undelivered(self, seen: SparseVector, total: SparseVector) -> SparseVector:
+        """What is to be kept of this vector when others saw `seen`, and `total` has come of it.
+
+        The entries that `total` does not have, and of those it has what was rounded away.
+        """
+        if seen is self:
+            return self.without(total)
+        if total.is_full:
+            return self.beyond(seen)
+        entries = kernels(self.values).undelivered(self.entries, seen.values, total.indices)
+        return SparseVector.trusted(entries, self.numel)
 
     def _set(self, indices: Tensor | None, values: Tensor, numel: int) -> None:
         object.__setattr__(self, "_indices", indices)

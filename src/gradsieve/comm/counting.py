@@ -30,6 +30,11 @@ class CountingComm(Comm):
         self.size = comm.size
         self.traffic = Traffic()
 
+    @property
+    def seconds_per_byte(self) -> float:  # type: ignore[override]
+        """As the wrapped comm has measured."""
+        return self.comm.seconds_per_byte
+
     def reset(self) -> Traffic:
         """Start from zero; what was counted so far comes back."""
         counted, self.traffic = self.traffic, Traffic()

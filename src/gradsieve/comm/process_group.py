@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -12,6 +13,7 @@ from gradsieve.comm.protocol import Comm, rotation
 from gradsieve.comm.transport import CountedTransport, FramedTransport, Link, Transport
 from gradsieve.errors import InputError, MessageError
 
+MEASURED_FROM_BYTES = 1 << 18  # shorter exchanges tell of latency, not of bandwidth
 DEFAULT_TIMEOUT_SECONDS = 1800.0  # torch's own for Gloo
 
 
@@ -54,8 +56,12 @@ class TorchComm(Comm):
         if self.size == 1:
             return
         messages = [self._bytes(buffer) for buffer in buffers]
+        started, received = time.perf_counter(), 0
         for source, message in self._transport.exchange(messages, rotation(self.rank, self.size)):
+            received += message.numel()
             yield source, self._like(message, own, source)
+        if received >= MEASURED_FROM_BYTES:
+            self.seconds_per_byte = min(self.seconds_per_byte, (time.perf_counter() - started) / received)
 
     def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
         """See `Comm.send_recv`."""

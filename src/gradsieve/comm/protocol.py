@@ -7,6 +7,7 @@ thread.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
@@ -21,6 +22,8 @@ class Comm(ABC):
 
     rank: int
     size: int
+    seconds_per_byte: float = math.inf
+    """The least that an exchange of some length has taken so far; infinite until there was one, or if not measured."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Tensor:

@@ -106,6 +106,20 @@ def exclude(entries: Entries, other: Tensor) -> Entries:
     return out[0][:found], out[1][:found]
 
 
+def beyond(entries: Entries, seen: Tensor) -> Entries:
+    """See `reference.beyond`."""
+    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
+    found = sorted_runs.beyond(*_arrays(*entries), seen.numpy(), *_arrays(*out))
+    return out[0][:found], out[1][:found]
+
+
+def undelivered(entries: Entries, seen: Tensor, other: Tensor) -> Entries:
+    """See `reference.undelivered`."""
+    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
+    found = sorted_runs.undelivered(*_arrays(*entries), seen.numpy(), other.numpy(), *_arrays(*out))
+    return out[0][:found], out[1][:found]
+
+
 def first_disorder(indices: Tensor, low: int, high: int) -> int:
     """See `reference.first_disorder`."""
     return int(sorted_runs.first_disorder(indices.numpy(), low, high))

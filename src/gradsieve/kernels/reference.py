@@ -83,6 +83,21 @@ def exclude(entries: Entries, other: Tensor) -> Entries:
     return entries[0][kept], entries[1][kept]
 
 
+def beyond(entries: Entries, seen: Tensor) -> Entries:
+    """The entries less what was seen of them, where that differs."""
+    missing = entries[1] - seen
+    kept = missing != 0
+    return entries[0][kept], missing[kept]
+
+
+def undelivered(entries: Entries, seen: Tensor, other: Tensor) -> Entries:
+    """The entries whose index is not in the sorted `other`; those that are, less what was seen of them, if not all."""
+    delivered = torch.isin(entries[0], other, assume_unique=True)
+    missing = torch.where(delivered, entries[1] - seen, entries[1])
+    kept = ~delivered | (missing != 0)
+    return entries[0][kept], missing[kept]
+
+
 def first_disorder(indices: Tensor, low: int, high: int) -> int:
     """The first position whose index is out of `[low, high)` or not above the one before; -1 if there is none."""
     if indices.numel() == 0:

@@ -79,22 +79,67 @@ def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values:
     """The entries whose index is not in the sorted `other`; room for one more, since it writes before it knows."""
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
     found, i, j = uint64(0), uint64(0), uint64(0)
-    size, other_size = uint64(indices.size), uint64(other.size)
+    size = uint64(indices.size)
     while i < size:
         start = np.int64(indices[i])
         start -= start % WINDOW_ENTRIES
-        while j < other_size and other[j] < start:
-            j += _ONE
-        while j < other_size and other[j] < start + WINDOW_ENTRIES:
-            _mark(touched, uint64(np.int64(other[j]) - start))
-            j += _ONE
+        j = _mark_window(other, j, start, touched)
         while i < size and indices[i] < start + WINDOW_ENTRIES:
-            place = uint64(np.int64(indices[i]) - start)
             out_indices[found] = indices[i]
             out_values[found] = values[i]
-            found += _ONE - (touched[place >> _WORD_SHIFT] >> (place & _BIT_MASK) & _ONE)
+            found += _ONE - _is_marked(touched, uint64(np.int64(indices[i]) - start))
             i += _ONE
         touched[:] = 0
+    return found
+
+
+@_compiled
+def undelivered(indices: Any, values: Any, seen: Any, other: Any, out_indices: Any, out_values: Any) -> Any:
+    """As `exclude`, but of the entries whose index is in `other` what was not seen stays, if it is not zero."""
+    touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
+    found, i, j = uint64(0), uint64(0), uint64(0)
+    size = uint64(indices.size)
+    while i < size:
+        start = np.int64(indices[i])
+        start -= start % WINDOW_ENTRIES
+        j = _mark_window(other, j, start, touched)
+        while i < size and indices[i] < start + WINDOW_ENTRIES:
+            delivered = _is_marked(touched, uint64(np.int64(indices[i]) - start))
+            missing = values[i] - seen[i] if delivered else values[i]
+            out_indices[found] = indices[i]
+            out_values[found] = missing
+            found += _ONE - (delivered & uint64(missing == 0))
+            i += _ONE
+        touched[:] = 0
+    return found
+
+
+@_inlined
+def _mark_window(indices: Any, position: Any, start: Any, touched: Any) -> Any:
+    """Mark the indices of one window, from a position that does not lie beyond it; the position after them."""
+    size = uint64(indices.size)
+    while position < size and indices[position] < start:
+        position += _ONE
+    while position < size and indices[position] < start + WINDOW_ENTRIES:
+        _mark(touched, uint64(np.int64(indices[position]) - start))
+        position += _ONE
+    return position
+
+
+@_inlined
+def _is_marked(touched: Any, place: Any) -> Any:
+    return touched[place >> _WORD_SHIFT] >> (place & _BIT_MASK) & _ONE
+
+
+@_compiled
+def beyond(indices: Any, values: Any, seen: Any, out_indices: Any, out_values: Any) -> Any:
+    """What the values are more than `seen`, where they are; room for one more, since it writes before it knows."""
+    found = uint64(0)
+    for j in range(indices.size):
+        missing = values[j] - seen[j]
+        out_indices[found] = indices[j]
+        out_values[found] = missing
+        found += uint64(missing != 0)
     return found
 
 

@@ -91,7 +91,8 @@ class OkTopk(Reducer[OkTopkState]):
         if state.step >= state.cut_at:  # 1
             bounds = self._balanced_bounds(local, comm)
             state = state._replace(bounds=bounds, cut_at=state.step + self.repartition_every)
-        owned = add(part for _, part in channel.scatter(local.split(state.bounds), state.bounds))  # 2
+        sent, arriving = channel.scatter(local, local.split(state.bounds), state.bounds)  # 2
+        owned = add(part for _, part in arriving)
         summary = self._summary(owned, k, comm.size)
         threshold, predicted = state.threshold, None
         if state.evaluate or k != state.k:  # 3
@@ -99,9 +100,8 @@ class OkTopk(Reducer[OkTopkState]):
             threshold, predicted = _threshold(spread, k), spread.count_before(state.threshold)
         blocks, summaries, sizes = self._gathered(owned.above(threshold), summary, state, channel)  # 4
         total = SparseVector.concatenate(blocks)
-        kept = local.without(total)  # 5
-        leftover = add([kept, *(lost.without(kept) for lost in channel.rounded_away)])
-        return Reduced(total, leftover), self._next(state, k, summaries, sizes, predicted)
+        kept = local.undelivered(sent, total)  # 5
+        return Reduced(total, add([kept, channel.leftover()])), self._next(state, k, summaries, sizes, predicted)
 
     def rescaled(self, state: OkTopkState, factor: float) -> OkTopkState:
         """See `Reducer.rescaled`."""
@@ -178,6 +178,8 @@ def _evened(block: SparseVector, sizes: Sequence[int], channel: Channel) -> Spar
     before = sum(sizes[:rank])
     cuts = [min(max(edge - before, 0), block.nnz) for edge in equal_bounds(sum(sizes), size)]
     parts = [SparseVector.trusted((block.indices[a:b], block.values[a:b]), block.numel) for a, b in pairwise(cuts)]
-    arrived = [part for _, part in sorted(channel.scatter(parts), key=lambda item: item[0])]
+    sent, arriving = channel.scatter(block, parts)
+    arrived = [part for _, part in sorted(arriving, key=lambda item: item[0])]
     channel.check_order(arrived)
+    channel.keep(block.beyond(sent))
     return SparseVector.concatenate(arrived)

@@ -26,8 +26,8 @@ class TopkDsa(StatelessReducer):
         """See `Reducer.reduce`."""
         channel = Channel(comm, local, k, self.codec)
         bounds = equal_bounds(local.numel, comm.size)
-        arriving = channel.scatter(local.split(bounds), bounds)  # 1
+        sent, arriving = channel.scatter(local, local.split(bounds), bounds)  # 1
         owned = add(part for _, part in arriving)  # 2
         gathered = channel.gather_blocks(owned, bounds[comm.rank])  # 3
         total = SparseVector.concatenate(gathered.vectors)
-        return Reduced(total, channel.leftover()), state
+        return Reduced(total, add([local.beyond(sent), channel.leftover()])), state

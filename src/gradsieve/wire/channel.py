@@ -1,7 +1,8 @@
 """Sparse vectors between the ranks of one reduction: the layer at which reducers are written.
 
 A channel may round the values it sends. Whoever receives sees rounded values, and so does the sender where it needs to
-know; the difference is collected in `rounded_away`, and becomes leftover.
+know. The difference stays with the sender: of what was scattered it is for the reducer to say, since that depends on
+what becomes of it; of everything else it is collected here, and becomes leftover.
 """
 
 from __future__ import annotations
@@ -27,35 +28,57 @@ class Gathered(NamedTuple):
     notes: list[Array]
 
 
+class Scattered(NamedTuple):
+    """Parts on their way to their owners."""
+
+    sent: SparseVector  # all parts as the others see them, one's own as it is
+    arriving: Iterator[tuple[int, SparseVector]]  # (source, part), one's own first; to be consumed to the end
+
+
 class Channel:
     """A comm that carries the sparse vectors of one step, all like `local`, reduced with the same `k`."""
 
     def __init__(self, comm: Comm, local: SparseVector, k: int, codec: Codec) -> None:
         self.comm = comm
-        self.codec = codec
-        self.rounded_away: list[SparseVector] = []
+        self.codec = codec.for_link(comm.seconds_per_byte)
+        self._rounded_away: list[SparseVector] = []
         self._like = local
         self._expected = Expected(comm.rank, local.numel, k, local.values.dtype, local.values.device)
 
     def leftover(self) -> SparseVector:
-        """All that was rounded away so far."""
-        return add(self.rounded_away) if self.rounded_away else SparseVector.empty(self._like.numel, self._like.values)
+        """All that was rounded away so far, but for what was scattered."""
+        if self._rounded_away:
+            return add(self._rounded_away)
+        return SparseVector.empty(self._like.numel, self._like.values)
+
+    def keep(self, rounded_away: SparseVector) -> None:
+        """Add to the leftover."""
+        self._rounded_away.append(rounded_away)
 
     def scatter(
-        self, parts: Sequence[SparseVector], bounds: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, SparseVector]]:
-        """Send part r to rank r; yield (source, part) as they arrive, one's own first.
+        self, vector: SparseVector, parts: Sequence[SparseVector], bounds: Sequence[int] | None = None
+    ) -> Scattered:
+        """Send part r of a vector to rank r.
 
         With bounds, part r lies in `[bounds[r], bounds[r+1])` and so must what arrives here in this rank's own range.
         """
         rank, numel = self.comm.rank, self._expected.numel
         ranges = [(0, numel)] * self.comm.size if bounds is None else list(pairwise(bounds))
-        messages = [
-            _nothing() if to == rank else self._packed(part, ranges[to][0]).message for to, part in enumerate(parts)
+        packed = [
+            Packed(_nothing(), part) if to == rank else self.codec.pack(part, self._expected, ranges[to][0])
+            for to, part in enumerate(parts)
         ]
+        arriving = self._arriving([message for message, _ in packed], parts[rank], ranges[rank])
+        if all(seen is part for (_, seen), part in zip(packed, parts, strict=True)):
+            return Scattered(vector, arriving)
+        return Scattered(SparseVector.concatenate([seen for _, seen in packed]), arriving)
+
+    def _arriving(
+        self, messages: Sequence[Tensor], own: SparseVector, allowed: tuple[int, int]
+    ) -> Iterator[tuple[int, SparseVector]]:
         for source, message in self.comm.exchange(messages):
-            mine = source == rank
-            yield source, parts[rank] if mine else unpack(message, self._expected, *ranges[rank], source).vector
+            mine = source == self.comm.rank
+            yield source, own if mine else unpack(message, self._expected, *allowed, source).vector
 
     def gather(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:
         """Everybody's vector. This rank's has no index below `low`; the note is a few numbers to go with it."""
@@ -127,7 +150,7 @@ class Channel:
     def _packed(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Packed:
         packed = self.codec.pack(vector, self._expected, low, note)
         if packed.seen is not vector:
-            self.rounded_away.append(vector.beyond(packed.seen))
+            self._rounded_away.append(vector.beyond(packed.seen))
         return packed
 
     def _unpacked(self, message: Tensor | None, source: int) -> SparseVector:

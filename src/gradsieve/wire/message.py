@@ -79,6 +79,9 @@ class Arrived(NamedTuple):
     note: Array  # float32
 
 
+FAST_SECONDS_PER_BYTE = 1.5e-9
+"""Coding and decoding an entry without loss takes about 7 ns more than copying it, and saves 3.6 bytes at 1 %."""
+
 NO_NOTE: Array = np.empty(0, np.float32)
 
 
@@ -92,6 +95,10 @@ class Codec:
     def __post_init__(self) -> None:
         value_codes.VALUE_CODES[self.values]
         index_codes.INDEX_CODES[self.indices]
+
+    def for_link(self, seconds_per_byte: float) -> Codec:
+        """This codec, or a plain one where the network is faster than finding fewer bytes and undoing it."""
+        return PLAIN if self == LOSSLESS and seconds_per_byte < FAST_SECONDS_PER_BYTE else self
 
     def pack(self, vector: SparseVector, expected: Expected, low: int, note: Array = NO_NOTE) -> Packed:
         """A message with the entries of a vector, none of which has an index below `low`."""
@@ -112,6 +119,10 @@ class Codec:
             return Packed(message, vector)
         rounded = torch.from_numpy(seen).to(vector.values.device)
         return Packed(message, SparseVector.trusted((vector.indices, rounded), vector.numel))
+
+
+LOSSLESS = Codec()
+PLAIN = Codec("plain", "plain")
 
 
 def unpack(message: Tensor, expected: Expected, low: int, high: int, source: int) -> Arrived:

@@ -3,6 +3,7 @@
 | name | bits a value | |
 | --- | --- | --- |
 | `exact` | 32 or 64, float32 mostly 26 to 28 | what all magnitudes of a message have in common is left out |
+| `plain` | 32 or 64 | as they are in memory |
 | `float32` | 32 | for float64 vectors |
 | `bf16` | 16, mostly 10 to 12 | likewise |
 | `fp16` | 16 | |
@@ -272,7 +273,16 @@ class Sign(Stepped):
 
 VALUE_CODES: Registry[type[ValueCode] | None] = Registry(
     "value code",
-    {"exact": None, "float32": Single, "bf16": Narrow, "fp16": Half, "int8": Byte, "int4": Nibble, "sign": Sign},
+    {
+        "exact": None,
+        "plain": Native,
+        "float32": Single,
+        "bf16": Narrow,
+        "fp16": Half,
+        "int8": Byte,
+        "int4": Nibble,
+        "sign": Sign,
+    },
 )
 _SIMPLE: dict[int, Any] = {code.kind: code for code in (Single, Half, Byte, Nibble, Sign)}
 
@@ -280,6 +290,8 @@ _SIMPLE: dict[int, Any] = {code.kind: code for code in (Single, Half, Byte, Nibb
 def chosen(name: str, values: Array) -> ValueCode:
     """The named code for these values, or an exact one if they are none that it can hold."""
     code: Any = VALUE_CODES[name]
+    if code is Native:
+        return Native(values.size, values.itemsize)
     if code is None or values.size == 0 or (code is Single and values.itemsize <= 4):
         return _exact(values)
     if values.dtype not in (np.float32, np.float64) or not np.abs(values).max() <= code.largest:

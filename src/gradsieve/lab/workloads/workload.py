@@ -27,7 +27,7 @@ class Sieve:
     recipe: str = "oktopk"
     density: float = 0.02  # share of entries that is sent: more is closer to dense, and slower
     warmup: tuple[float, ...] = ()  # densities of the first epochs, one each
-    threshold_every: int = 32  # Ok-Topk: steps between exact thresholds; more saves passes
+    threshold_every: int = 32  # Ok-Topk: steps between exact local thresholds; more saves passes
     repartition_every: int = 64  # Ok-Topk: steps between cuts of the regions; fewer follows moving gradients closer
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Sieve:
         """The recipe with these periods."""
         if self.recipe != "oktopk":
             return recipe(self.recipe)
-        return OkTopkRecipe(Threshold(self.threshold_every), OkTopk(self.threshold_every, self.repartition_every))
+        return OkTopkRecipe(Threshold(self.threshold_every), OkTopk(repartition_every=self.repartition_every))
 
 
 @dataclass(frozen=True)
