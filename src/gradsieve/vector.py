@@ -174,7 +174,10 @@ def _sum(vectors: list[SparseVector]) -> SparseVector:
     for vector in vectors:
         if vector.numel != numel:
             raise InputError(f"cannot add vectors of different length: {numel} and {vector.numel}")
-    entries = kernels(*(vector.values for vector in vectors)).sum_runs([vector.entries for vector in vectors])
+    filled = [vector for vector in vectors if vector.nnz] or vectors[:1]
+    if len(filled) == 1:
+        return filled[0]
+    entries = kernels(*(vector.values for vector in filled)).sum_runs([vector.entries for vector in filled])
     return SparseVector.trusted(entries, numel)
 
 
