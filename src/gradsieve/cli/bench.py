@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gradsieve.cli.console import measuring, stdout
-from gradsieve.cli.values import ManyValues, count, counts, densities
+from gradsieve.cli.values import ManyValues, count, counts, densities, density
 from gradsieve.errors import InputError
 
 if TYPE_CHECKING:
@@ -232,6 +232,54 @@ def wire(
     with termination_unwinds(), measuring() as progress:
         report = bench_wire(plan, progress)
     show(report, "On the wire", COLUMNS, as_json)
+
+
+@bench.command(cls=ManyValues)
+@click.option("--recipe", default="oktopk", show_default=True, metavar="NAME", help="Recipe.")
+@click.option("--values", default="exact", show_default=True, metavar="CODE", help="How values are written.")
+@click.option("--density", type=str, callback=density, default=0.01, show_default=True, metavar="D", help="Share sent.")
+@click.option(
+    "--group-mb",
+    "group_mbs",
+    multiple=True,
+    type=float,
+    default=(1.0, 5.0, 25.0),
+    show_default=True,
+    metavar="MB ...",
+    help="Sizes of groups, besides one for all.",
+)
+@click.option(
+    "--network",
+    "networks",
+    multiple=True,
+    metavar="RATE ...",
+    help="Limited links, a host for each rank: 100mbit, 1gbit, … (Linux, root).  [default: loopback]",
+)
+@click.option("--ranks", "--hosts", "ranks", type=int, default=2, show_default=True, metavar="P", help="Workers.")
+@click.option("--width", type=int, default=64, show_default=True, metavar="W", help="Of the VGG-16; 64 is the paper's.")
+@click.option("--batch", type=int, default=2, show_default=True, metavar="B", help="Images a worker and step.")
+@repeats_option(7)
+@json_option()
+def overlap(
+    recipe: str,
+    values: str,
+    density: float,
+    group_mbs: Sequence[float],
+    networks: Sequence[str],
+    ranks: int,
+    width: int,
+    batch: int,
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """How much of the exchange backward hides, by size of groups; and what the hook costs with nothing sent."""
+    from gradsieve.lab.bench.overlap import COLUMNS, LOOPBACK, OverlapPlan, bench_overlap
+    from gradsieve.lab.interrupts import termination_unwinds
+
+    plan = OverlapPlan(recipe, values, density, group_mbs, networks or (LOOPBACK,), ranks, width, batch, repeats)
+    with termination_unwinds(), measuring() as progress:
+        report = bench_overlap(plan, progress)
+    show(report, "Exchange beside backward", COLUMNS, as_json)
 
 
 def show(report: Report, title: str, columns: Sequence[Column], as_json: bool) -> None:
