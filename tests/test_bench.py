@@ -160,3 +160,36 @@ def test_the_worker_that_failed_is_named_not_the_one_that_lost_it(how: str, sent
 def test_no_workers_at_all() -> None:
     with pytest.raises(InputError, match="ranks must be at least 1, got 0"):
         run_workers(0, work, "raise")
+
+
+def test_wire_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "wire", "--numel", "300k", "--ranks", "2", "4", "--values", "exact", "int8", "--repeats", "2"]
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    traffic = [row for row in rows if row["kind"] == "traffic"]
+    assert [(row["ranks"], row["values"]) for row in traffic] == [(2, "exact"), (2, "int8"), (4, "exact"), (4, "int8")]
+    for row in traffic:
+        bound = 2 * 3000 * (row["ranks"] - 1) / row["ranks"] * 4
+        assert row["of_lower_bound"] == pytest.approx(row["bytes_received_per_rank"] / bound)
+        assert 1.5 < row["bytes_per_entry"] < 8
+    assert traffic[1]["bytes_received_per_rank"] < 0.7 * traffic[0]["bytes_received_per_rank"]
+    indices = [row for row in rows if row["kind"] == "indices"]
+    assert len(indices) == 8
+    assert all(row["of_entropy"] < 1.25 for row in indices)
+    speed = [row for row in rows if row["kind"] == "speed"]
+    assert all(row["encode_gigabytes_per_second"] > 0 < row["decode_gigabytes_per_second"] for row in speed)
+
+
+def test_wire_refuses_an_unknown_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "wire", "--values", "int7"]) == 2
+    assert "unknown value code 'int7'; did you mean 'int8'" in capsys.readouterr().err
+
+
+def test_overlap_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "overlap", "--width", "4", "--group-mb", "0.02", "--repeats", "1", "--ranks", "2"]
+    rows = {row["method"]: row for row in report_of(capsys, *arguments)}
+    assert list(rows) == ["dense DDP", "nothing sent", "oktopk, one group", "oktopk, 0.02 MB", "compute"]
+    one, several = rows["oktopk, one group"], rows["oktopk, 0.02 MB"]
+    assert one["num_groups"] < several["num_groups"]
+    shows = several["seconds"] - several["compute_seconds"]
+    assert several["hidden_share"] == pytest.approx(1 - shows / several["exchange_seconds"])

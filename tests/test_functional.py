@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from gradsieve import RECIPES, REDUCERS, SELECTORS, InputError, MismatchError, SparseVector, UnknownNameError
+from gradsieve import (
+    RECIPES,
+    REDUCERS,
+    SELECTORS,
+    Codec,
+    InputError,
+    MismatchError,
+    SparseVector,
+    UnknownNameError,
+    recipe,
+)
 from gradsieve import sparse_allreduce as allreduce
 from gradsieve.comm import Comm
 from gradsieve.testing import run_ranks
@@ -204,3 +214,35 @@ def test_the_readme_promise_of_a_small_import() -> None:
     code = "import sys, gradsieve; print([m for m in ('click', 'rich', 'matplotlib', 'mpi4py') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_recipe_takes_codes_by_name() -> None:
+    assert recipe("oktopk").reducer.codec == Codec()
+    assert recipe("oktopk", values="int8", indices="blocks").reducer.codec == Codec("int8", "blocks")
+    assert recipe("dense") == RECIPES["dense"]()
+    with pytest.raises(InputError, match="recipe 'dense' sends everything .* got 'bf16' and 'auto'"):
+        recipe("dense", values="bf16")
+    assert recipe("oktopk", values="bfloat16") == recipe("oktopk", values="bf16")
+    with pytest.raises(UnknownNameError, match="unknown value code 'int7'; did you mean 'int8'"):
+        recipe("oktopk", values="int7")
+
+
+@pytest.mark.parametrize("values", ["bf16", "int8", "int4", "sign"])
+@pytest.mark.parametrize("name", ["topka", "topkdsa", "gtopk", "oktopk", "spardl", "gaussiank"])
+def test_rounded_values_arrive_in_the_end(name: str, values: str) -> None:
+    """A gradient that stays the same: on average what was delivered comes near it, as feedback promises."""
+    numel, steps = 400, 60
+    grads = [torch.randn(numel, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+
+    def rank(comm: Comm) -> torch.Tensor:
+        state, delivered = None, torch.zeros(numel)
+        for _ in range(steps):
+            mean, state = allreduce(grads[comm.rank], recipe(name, values=values), density=0.2, comm=comm, state=state)
+            delivered += mean
+        return delivered / steps
+
+    results = run_ranks(3, rank)
+    assert all(torch.equal(result, results[0]) for result in results)
+    wanted = sum(grads) / 3
+    # Without feedback nothing but the fifth that is largest would ever come.
+    assert (results[0] - wanted).norm() < 0.25 * wanted.norm()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gradsieve.functional import sparse_allreduce as sparse_allreduce
     from gradsieve.recipes import RECIPES as RECIPES
     from gradsieve.recipes import Recipe as Recipe
+    from gradsieve.recipes import recipe as recipe
     from gradsieve.reducers import REDUCERS as REDUCERS
     from gradsieve.reducers import Reduced as Reduced
     from gradsieve.reducers import Reducer as Reducer
@@ -37,13 +38,14 @@ if TYPE_CHECKING:
     from gradsieve.sieve import Sieve as Sieve
     from gradsieve.stats import Stats as Stats
     from gradsieve.vector import SparseVector as SparseVector
+    from gradsieve.wire import Codec as Codec
 
 _HOMES = {
     "comm": "Comm CountingComm LocalComm TorchComm",
     "ddp": "attach",
     "errors": "ExchangeError GradsieveError InputError MessageError MismatchError PeerLostError UnknownNameError",
     "functional": "sparse_allreduce",
-    "recipes": "RECIPES Recipe",
+    "recipes": "RECIPES Recipe recipe",
     "reducers": "REDUCERS Reduced Reducer",
     "rules": "Rules",
     "schedules": "Constant Exponential Schedule Steps",
@@ -51,6 +53,7 @@ _HOMES = {
     "sieve": "Sieve",
     "stats": "Stats",
     "vector": "SparseVector",
+    "wire": "Codec",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -107,6 +107,8 @@ class SparDLRecipe(Recipe):
     reducer: Reducer[Any] = SparDL()
 
 
+TORCH_NAMES = {"bfloat16": "bf16", "float16": "fp16"}  # of value codes
+
 RECIPES: Registry[type[Recipe]] = Registry(
     "recipe",
     {
@@ -131,7 +133,7 @@ def recipe(name: str, *, values: str = "exact", indices: str = "auto") -> Recipe
     """
     entry: Any = RECIPES[name]
     made: Recipe = entry()
-    codec = Codec(values, indices)
+    codec = Codec(TORCH_NAMES.get(values, values), indices)
     if codec == made.reducer.codec:
         return made
     if isinstance(made.reducer, Dense):
