@@ -28,7 +28,9 @@ def main(steps: int, folder: str, resume_from: str | None) -> None:
         disable_tqdm=True,
         report_to="none",
     )
-    config = GPT2Config(vocab_size=256, n_positions=SEQUENCE_BYTES, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        vocab_size=256, n_positions=SEQUENCE_BYTES, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
     sequences = python_bytes()[: SEQUENCE_BYTES * 1000].view(-1, SEQUENCE_BYTES)
     dataset = [{"input_ids": sequence, "labels": sequence} for sequence in sequences]
     trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=dataset)

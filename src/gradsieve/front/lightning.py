@@ -56,7 +56,9 @@ class SieveCallback(Callback):
         self.sieve = attach(model, self._recipe, **settings)
         if self._resumes:
             states, rank = self._states or [], self.sieve.engine.comm.rank
-            resuming.load_together(self.sieve, states[rank] if rank < len(states) else None, self._group, "the checkpoint")
+            resuming.load_together(
+                self.sieve, states[rank] if rank < len(states) else None, self._group, "the checkpoint"
+            )
         self._states, self._resumes = None, False
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:

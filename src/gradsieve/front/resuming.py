@@ -36,9 +36,7 @@ def load_from(folder: str | os.PathLike[str], sieve: Sieve, group: dist.ProcessG
     load_together(sieve, state, group, f"the checkpoint {folder}")
 
 
-def load_together(
-    sieve: Sieve, state: Mapping[str, Any] | None, group: dist.ProcessGroup | None, source: str
-) -> None:
+def load_together(sieve: Sieve, state: Mapping[str, Any] | None, group: dist.ProcessGroup | None, source: str) -> None:
     """Go on from `state` if every rank has one, begin anew if none has; anything else would part the ranks' ways."""
     size = sieve.engine.comm.size
     has_state: list[bool] = [False] * size
