@@ -3,8 +3,8 @@
 python benchmarks/own_hook.py > benchmarks/results/own-hook.json
 
 The hooks here are written as people write them, each with one mistake. Bytes are counted where they are handed over: a
-dense all_reduce at what a ring sends, 2n(P-1)/P words; gathered objects at their pickled size, to P-1 peers; gradsieve's
-by its own counter. No `from __future__ import annotations` here: DDP reads a hook's annotations.
+dense all_reduce at what a ring sends, 2n(P-1)/P words; gathered objects at their pickled size, to P-1 peers;
+gradsieve's by its own counter. No `from __future__ import annotations` here: DDP reads a hook's annotations.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def owed_to(hook: Hook, bucket: dist.GradBucket) -> Tensor:
     if residual is None:
         return torch.zeros_like(buffer)
     if hook.owners[key] != names:
-        hook.owed += residual.abs().sum().item()
+        hook.owed = hook.owed or sum(each.abs().sum().item() for each in hook.residuals.values())
         hook.misplaced += residual.abs().sum().item()
         if residual.numel() == buffer.numel():
             return residual

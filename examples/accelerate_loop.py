@@ -8,10 +8,10 @@ import json
 
 import torch
 from accelerate import Accelerator
-from bytes_of_python import ByteModel, batch, hash_of, python_bytes
 from torch.nn.functional import cross_entropy
 
 import gradsieve  # <-
+from bytes_of_python import ByteModel, batch, hash_of, python_bytes
 from gradsieve.front.accelerate import save_with  # <-
 
 

@@ -8,11 +8,11 @@ import json
 
 import torch
 import torch.distributed as dist
-from bytes_of_python import ByteModel, batch, hash_of, python_bytes
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import gradsieve  # <-
+from bytes_of_python import ByteModel, batch, hash_of, python_bytes
 
 
 def main(steps: int) -> None:

@@ -7,9 +7,9 @@ import argparse
 import json
 import tempfile
 
-from bytes_of_python import hash_of, python_bytes
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
+from bytes_of_python import hash_of, python_bytes
 from gradsieve.front.transformers import SieveCallback  # <-
 
 SEQUENCE_BYTES = 64

@@ -7,13 +7,13 @@ import argparse
 import json
 
 import torch
-from bytes_of_python import BATCH_SIZE, CONTEXT_BYTES, ByteModel, hash_of, python_bytes
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+from bytes_of_python import BATCH_SIZE, CONTEXT_BYTES, ByteModel, hash_of, python_bytes
 from gradsieve.front.lightning import SieveCallback  # <-
 
 

@@ -1,7 +1,7 @@
-"""Accelerate: `attach` after `prepare()`, then `save_with(accelerator, model, sieve)` for `save_state` and `load_state`.
+"""Accelerate: `attach` after `prepare()`, then `save_with(accelerator, model, sieve)` for its own saving and loading.
 
-`accelerator.register_for_checkpointing(sieve)` is not enough: only the main process writes what is registered there, and
-a rank that is given another's state refuses it.
+`accelerator.register_for_checkpointing(sieve)` is not enough: only the main process writes what is registered there,
+and a rank that is given another's state refuses it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hugging Face Trainer: `trainer.add_callback(SieveCallback(trainer, density=0.01))`, started by torchrun.
 
-Callbacks are shown the bare model, never the wrapped one: so the trainer itself is handed over. Each rank's state lies in
-the trainer's checkpoint folders, as its random states do, and goes when they are rotated away.
+Callbacks are shown the bare model, never the wrapped one: so the trainer itself is handed over. Each rank's state
+lies in the trainer's checkpoint folders, as its random states do, and goes when they are rotated away.
 """
 
 from __future__ import annotations
