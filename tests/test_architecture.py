@@ -26,10 +26,13 @@ FLOORS = [
     {"checkpoint", "handshake"},
     {"sieve"},
     {"ddp"},
+    {"front"},
     {"lab"},
     {"cli"},
 ]
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
+# Each front end may import its own framework, and is imported only by those who use it.
+FRAMEWORKS = {"front/lightning.py": {"lightning", "pytorch_lightning"}, "front/transformers.py": {"transformers"}}
 LIBRARY = {"torch", "numpy", "numba", "llvmlite", "mpi4py", "gradsieve"}
 
 
@@ -67,6 +70,7 @@ def test_the_library_needs_torch_numpy_and_numba_only(path: Path) -> None:
     if part_of(path) in ("lab", "cli"):
         return
     foreign = {name.split(".")[0] for name in imported(path)} - LIBRARY - sys.stdlib_module_names
+    foreign -= FRAMEWORKS.get(path.relative_to(ROOT).as_posix(), set())
     assert not foreign
 
 

@@ -1,0 +1,77 @@
+"""Lightning: `Trainer(strategy="ddp", callbacks=[SieveCallback(density=0.01)])`.
+
+`DDPStrategy(ddp_comm_hook=...)` is registered on CUDA only and ignored without a word elsewhere; a callback works on
+both. A checkpoint of Lightning is one file, which rank 0 writes: so the ranks' states are gathered into it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gradsieve.ddp import attach
+from gradsieve.errors import InputError
+from gradsieve.front import resuming
+from gradsieve.recipes import Recipe
+from gradsieve.schedules import Schedule
+from gradsieve.sieve import Sieve
+
+try:
+    from lightning.pytorch import Callback
+except ImportError:
+    try:
+        from pytorch_lightning import Callback
+    except ImportError as error:
+        raise ImportError(
+            "gradsieve.front.lightning needs Lightning, which is not installed: pip install lightning"
+        ) from error
+
+CHECKPOINT_KEY = "gradsieve"
+
+
+class SieveCallback(Callback):
+    """Attaches when training starts, saves and resumes with the trainer's checkpoints. Takes what `attach` takes."""
+
+    def __init__(self, recipe: str | Recipe = "oktopk", *, density: float | Schedule, **settings: Any) -> None:
+        self._recipe = recipe
+        self._settings = {"density": density, **settings}
+        self._group: dist.ProcessGroup | None = None
+        self._states: list[Any] | None = None  # of all ranks, from the checkpoint that is resumed from
+        self._resumes = False
+        self.sieve: Sieve | None = None  # once training has started
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The model has been wrapped by now."""
+        model = trainer.strategy.model
+        if not isinstance(model, DistributedDataParallel):
+            raise InputError(
+                f"SieveCallback needs DDP, got {type(trainer.strategy).__name__}: "
+                'use Trainer(strategy="ddp", devices=...) with 2 devices or more in all'
+            )
+        # Only half precision has a scaler; residuals follow its scale.
+        settings = {"scaler": getattr(trainer.precision_plugin, "scaler", None), **self._settings}
+        self._group = model.process_group
+        self.sieve = attach(model, self._recipe, **settings)
+        if self._resumes:
+            states, rank = self._states or [], self.sieve.engine.comm.rank
+            resuming.load_together(
+                self.sieve, states[rank] if rank < len(states) else None, self._group, "the checkpoint"
+            )
+        self._states, self._resumes = None, False
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """All ranks come here, and rank 0 writes."""
+        if self.sieve is None:
+            return
+        comm = self.sieve.engine.comm
+        states: list[Any] | None = [None] * comm.size if comm.rank == 0 else None
+        dist.gather_object(self.sieve.state_dict(), states, group=self._group, group_dst=0)
+        if states is not None:
+            checkpoint[CHECKPOINT_KEY] = states
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Comes before the model is wrapped: kept until training starts."""
+        self._resumes = True
+        self._states = checkpoint.get(CHECKPOINT_KEY)
