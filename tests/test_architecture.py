@@ -21,7 +21,7 @@ FLOORS = [
     {"selectors", "reducers", "feedback"},
     {"recipes"},
     {"pipeline", "schedules", "rules", "stats", "worker"},
-    {"functional", "groups"},
+    {"functional", "groups", "timing"},
     {"engine"},
     {"checkpoint", "handshake"},
     {"sieve"},

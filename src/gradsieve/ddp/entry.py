@@ -78,10 +78,7 @@ def _agreed_engine(groups: tuple[Group, ...], settings: Settings, rules: Rules, 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     handshake.compare(handshake.facts(groups, settings, rules), comm)
-    engine = Engine(groups, settings, comm)
-    comm.reset()
-    engine.stats.traffic = comm.traffic
-    return engine
+    return Engine(groups, settings, comm)
 
 
 def _check_model(model: Any) -> None:
