@@ -21,11 +21,11 @@ FLOORS = [
     {"selectors", "reducers", "feedback"},
     {"recipes"},
     {"pipeline", "schedules", "rules", "stats", "worker"},
-    {"functional", "groups", "timing"},
+    {"functional", "groups", "timing", "sinks"},
     {"engine"},
     {"checkpoint", "handshake"},
     {"sieve"},
-    {"ddp"},
+    {"ddp", "optim"},
     {"lab"},
     {"cli"},
 ]

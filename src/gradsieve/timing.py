@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -93,17 +93,16 @@ class TimedComm(Comm):
 class TimedCodec(Codec):
     """Wraps a codec, whose names it bears."""
 
-    codec: Codec = Codec()
-    clock: Clock | None = None
+    codec: Codec = field(kw_only=True)
+    clock: Clock = field(kw_only=True)
 
     @classmethod
     def around(cls, codec: Codec, clock: Clock) -> TimedCodec:
         """This codec, timed."""
-        return cls(codec.values, codec.indices, codec, clock)
+        return cls(codec.values, codec.indices, codec=codec, clock=clock)
 
     def pack(self, vector: SparseVector, expected: Expected, low: int, note: Array = NO_NOTE) -> Packed:
         """See `Codec.pack`."""
-        assert self.clock is not None
         before = self.clock.enter("encode")
         try:
             return self.codec.pack(vector, expected, low, note)
@@ -112,7 +111,6 @@ class TimedCodec(Codec):
 
     def unpack(self, message: Tensor, expected: Expected, low: int, high: int, source: int) -> Arrived:
         """See `Codec.unpack`."""
-        assert self.clock is not None
         before = self.clock.enter("decode")
         try:
             return self.codec.unpack(message, expected, low, high, source)

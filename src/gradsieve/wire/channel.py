@@ -55,7 +55,10 @@ class Channel:
         ]
         for source, message in self.comm.exchange(messages):
             mine = source == rank
-            yield source, parts[rank] if mine else self.codec.unpack(message, self._expected, *ranges[rank], source).vector
+            yield (
+                source,
+                parts[rank] if mine else self.codec.unpack(message, self._expected, *ranges[rank], source).vector,
+            )
 
     def gather(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:
         """Everybody's vector. This rank's has no index below `low`; the note is a few numbers to go with it."""
@@ -63,7 +66,9 @@ class Channel:
         vectors, notes = [], []
         for source, message in enumerate(self.comm.all_gather_v(packed.message)):
             mine = source == self.comm.rank
-            seen, told = (packed.seen, note) if mine else self.codec.unpack(message, self._expected, 0, vector.numel, source)
+            seen, told = (
+                (packed.seen, note) if mine else self.codec.unpack(message, self._expected, 0, vector.numel, source)
+            )
             if note.size and not told.size:
                 raise MessageError(f"rank {self.comm.rank}: the message of rank {source} has no note")
             vectors.append(seen)
