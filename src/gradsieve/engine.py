@@ -68,7 +68,8 @@ class Engine:
         self.sparse_numel = sum(group.numel for group in self.groups if group.sparse)
         dense_bytes = sum(group.numel * group.dtype.itemsize for group in self.groups)
         self.dense_bytes = 2 * (comm.size - 1) * dense_bytes // comm.size
-        comm.reset()  # what it took to get here is not part of any step
+        comm.reset()  # what it took to get here is part of no step
+        self.clock.take()
         self.stats = Stats(traffic=comm.traffic)
 
     def begin(self, loss_scale: float | None = None, *, joined: bool = False, withhold: bool = False) -> Step:
