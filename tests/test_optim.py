@@ -386,8 +386,8 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
     def run(comm: Comm) -> None:
         model = Net()
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        pairs = [(f"module.{name}", parameter) for name, parameter in model.named_parameters()]
         with pytest.raises(InputError, match="all names begin with 'module.'.*gradsieve.attach"):
-            pairs = [(f"module.{name}", parameter) for name, parameter in model.named_parameters()]
             DistributedOptimizer(sgd, pairs, density=0.1, comm=comm)
         with pytest.raises(InputError, match=r"2 of the optimizer's parameters have no name.*\(50, 60\)"):
             DistributedOptimizer(sgd, model.first, density=0.1, comm=comm)
@@ -414,9 +414,9 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
         with pytest.raises(InputError, match="does not say what is owed.*before wrapping it"):
             optimizer.load_state_dict(sgd.state_dict())
+        state = optimizer.state_dict()
+        state["gradsieve"]["rank"] = 1 - comm.rank
         with pytest.raises(InputError, match="the state belongs to rank"):
-            state = optimizer.state_dict()
-            state["gradsieve"]["rank"] = 1 - comm.rank
             optimizer.load_state_dict(state)
         embedding = nn.Embedding(50, 40, sparse=True)
         embedding(torch.tensor([3])).sum().backward()
