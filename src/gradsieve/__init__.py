@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from gradsieve.errors import PeerLostError as PeerLostError
     from gradsieve.errors import UnknownNameError as UnknownNameError
     from gradsieve.functional import sparse_allreduce as sparse_allreduce
+    from gradsieve.optim import DistributedOptimizer as DistributedOptimizer
+    from gradsieve.optim import GaussianKSGD as GaussianKSGD
+    from gradsieve.optim import GTopkSGD as GTopkSGD
+    from gradsieve.optim import OkTopkSGD as OkTopkSGD
     from gradsieve.recipes import RECIPES as RECIPES
     from gradsieve.recipes import Recipe as Recipe
     from gradsieve.recipes import recipe as recipe
@@ -36,7 +40,12 @@ if TYPE_CHECKING:
     from gradsieve.selectors import SELECTORS as SELECTORS
     from gradsieve.selectors import Selector as Selector
     from gradsieve.sieve import Sieve as Sieve
+    from gradsieve.sinks import JsonLines as JsonLines
+    from gradsieve.sinks import Sink as Sink
+    from gradsieve.sinks import TensorBoard as TensorBoard
+    from gradsieve.stats import Seconds as Seconds
     from gradsieve.stats import Stats as Stats
+    from gradsieve.stats import StepStats as StepStats
     from gradsieve.vector import SparseVector as SparseVector
     from gradsieve.wire import Codec as Codec
 
@@ -45,13 +54,15 @@ _HOMES = {
     "ddp": "attach",
     "errors": "ExchangeError GradsieveError InputError MessageError MismatchError PeerLostError UnknownNameError",
     "functional": "sparse_allreduce",
+    "optim": "DistributedOptimizer GTopkSGD GaussianKSGD OkTopkSGD",
     "recipes": "RECIPES Recipe recipe",
     "reducers": "REDUCERS Reduced Reducer",
     "rules": "Rules",
     "schedules": "Constant Exponential Schedule Steps",
     "selectors": "SELECTORS Selector",
     "sieve": "Sieve",
-    "stats": "Stats",
+    "sinks": "JsonLines Sink TensorBoard",
+    "stats": "Seconds Stats StepStats",
     "vector": "SparseVector",
     "wire": "Codec",
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ from gradsieve.recipes import DenseRecipe, Recipe
 from gradsieve.reducers.dense import Dense
 from gradsieve.schedules import Schedule
 from gradsieve.selectors import Everything
-from gradsieve.stats import Stats
+from gradsieve.stats import Stats, StepStats
+from gradsieve.timing import Clock, TimedPipeline
 
 LOOKED_AT_FIRST = 64  # entries of a gradient that tell, nearly always, that it is not all zero
 
@@ -49,21 +50,27 @@ class Engine:
         self.groups = tuple(groups)
         self.settings = settings
         self.comm = comm
-        self.stats = Stats(traffic=comm.traffic)
+        self.clock = Clock()
         self.steps_done = 0  # that counted: the schedule's clock
         self.loss_scale: float | None = None  # the unit of all residuals; None before the first step
         self.dense_steps_left = 0.0  # infinite: until told otherwise
-        self._sparse = Pipeline(settings.recipe, comm)
+        self._sparse = TimedPipeline(settings.recipe, comm, self.clock)
         # The same feedback, so that a dense step delivers what is owed as well.
-        self._whole = Pipeline(Recipe(Everything(), Dense(), settings.recipe.feedback), comm)
-        self._dense = Pipeline(DenseRecipe(), comm)
+        everything = Recipe(Everything(), Dense(), settings.recipe.feedback)
+        self._whole = TimedPipeline(everything, comm, self.clock)
+        self._dense = TimedPipeline(DenseRecipe(), comm, self.clock)
         self.states = [self._pipeline(group, 1.0).init(_blank(group)) for group in self.groups]
         self.places = {
             slot.name: (index, number)
             for index, group in enumerate(self.groups)
             for number, slot in enumerate(group.slots)
         }
-        self._sparse_numel = sum(group.numel for group in self.groups if group.sparse)
+        self.sparse_numel = sum(group.numel for group in self.groups if group.sparse)
+        dense_bytes = sum(group.numel * group.dtype.itemsize for group in self.groups)
+        self.dense_bytes = 2 * (comm.size - 1) * dense_bytes // comm.size
+        comm.reset()  # what it took to get here is part of no step
+        self.clock.take()
+        self.stats = Stats(traffic=comm.traffic)
 
     def begin(self, loss_scale: float | None = None, *, joined: bool = False, withhold: bool = False) -> Step:
         """Start a step whose gradients are `loss_scale` times as large as the loss says; None is as before.
@@ -111,7 +118,7 @@ class Engine:
     def _clip_(self, group: Group, grads: Sequence[Tensor]) -> None:
         """A group has its share of the limit: the whole gradient is known only when backward has ended."""
         assert self.settings.local_clip_norm is not None
-        share = math.sqrt(group.numel / (self._sparse_numel * self.comm.size))
+        share = math.sqrt(group.numel / (self.sparse_numel * self.comm.size))
         limit = self.settings.local_clip_norm * (self.loss_scale or 1.0) * share
         # Parameter by parameter and in double precision: the same whatever buckets they lie in.
         norm = math.sqrt(sum(float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in grads))
@@ -141,6 +148,7 @@ class Step:
         self._grads: list[dict[int, Tensor]] = [{} for _ in engine.groups]
         self._started = 0  # groups that `ready` has named
         self._outcomes: list[Exchanged] = []
+        self._traffic_before = replace(engine.comm.traffic)
 
     def deliver(self, name: str, grad: Tensor) -> int:
         """A parameter's flat gradient, to be overwritten with the mean; the number of its group comes back."""
@@ -158,28 +166,41 @@ class Step:
 
     def exchange(self, index: int) -> None:
         """Exchange a group that `ready` has named; each once, in that order."""
-        grads = self._grads[index]
+        grads, clock = self._grads[index], self._engine.clock
         ordered = [grads[number] for number in range(len(grads))]
-        self._outcomes.append(self._engine.exchange(index, ordered, self._densities[index], self._withhold))
+        before = clock.enter("select")
+        try:
+            self._outcomes.append(self._engine.exchange(index, ordered, self._densities[index], self._withhold))
+        finally:
+            clock.enter(before)
 
     def finish(self) -> bool:
         """After all groups: take on their new states, or none. Whether the step counted, the same on every rank."""
-        engine, stats = self._engine, self._engine.stats
+        engine = self._engine
         counted = all(outcome.finite for outcome in self._outcomes)
-        stats.joined_steps += self._joined
-        if not counted:
-            stats.skipped_steps += 1
-            return False
-        engine.states = [outcome.state for outcome in self._outcomes]
-        engine.steps_done += 1
-        engine.dense_steps_left = max(0.0, engine.dense_steps_left - 1)
-        stats.steps += 1
-        stats.dense_steps += all(density is None for density in self._densities)
-        for group, outcome in zip(engine.groups, self._outcomes, strict=True):
-            if group.sparse:
-                stats.selected_entries += outcome.num_local
-                stats.delivered_entries += outcome.num_total
-        return True
+        engine.stats.record(self._stats(counted))
+        if counted:
+            engine.states = [outcome.state for outcome in self._outcomes]
+            engine.steps_done += 1
+            engine.dense_steps_left = max(0.0, engine.dense_steps_left - 1)
+        return counted
+
+    def _stats(self, counted: bool) -> StepStats:
+        engine = self._engine
+        pairs = zip(engine.groups, self._outcomes, strict=True)
+        sparse = [outcome for group, outcome in pairs if group.sparse and counted]
+        return StepStats(
+            step=engine.steps_done,
+            counted=counted,
+            joined=self._joined,
+            dense=all(density is None for density in self._densities),
+            sparse_numel=engine.sparse_numel,
+            selected_entries=sum(outcome.num_local for outcome in sparse),
+            delivered_entries=sum(outcome.num_total for outcome in sparse),
+            dense_bytes=engine.dense_bytes,
+            traffic=engine.comm.traffic.since(self._traffic_before),
+            seconds=engine.clock.take(),
+        )
 
 
 def _blank(group: Group) -> Pieces:

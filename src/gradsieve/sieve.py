@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from gradsieve import checkpoint
 from gradsieve.engine import Engine
 from gradsieve.errors import InputError
+from gradsieve.sinks import Sink, Sinks
 from gradsieve.stats import Stats
 from gradsieve.worker import Worker
 
@@ -21,17 +22,42 @@ from gradsieve.worker import Worker
 class Sieve:
     """One model's exchange on one rank. Call its methods between steps, and alike on all ranks."""
 
-    def __init__(self, engine: Engine, worker: Worker, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        worker: Worker | None = None,
+        group: dist.ProcessGroup | None = None,
+        sinks: Iterable[Sink] = (),
+    ) -> None:
         self.engine = engine
-        self.worker = worker
+        self.worker = worker  # that exchanges; None: whoever calls does
         self._group = group
+        self._sinks = Sinks(engine.comm.rank)
         # At exit the thread must be gone before the interpreter is.
-        self._finalizer = weakref.finalize(self, worker.close)
+        self._finalizer = weakref.finalize(self, _close, worker, self._sinks)
+        try:
+            for sink in sinks:
+                self._sinks.add(sink)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def stats(self) -> Stats:
         """Totals of this rank so far."""
         return self.engine.stats
+
+    def add_sink(self, sink: Sink) -> None:
+        """Have the figures of every step from now on written there, by rank 0 unless the sink says otherwise."""
+        self._in_turn(lambda: self._sinks.add(sink))
+
+    def flush(self) -> None:
+        """Wait until all steps so far have been written to the sinks."""
+        self._in_turn(lambda: None)
+
+    def report(self) -> None:
+        """Write the last step to the sinks; on the thread that exchanged it."""
+        self._sinks.write(self.stats)
 
     def state_dict(self) -> dict[str, Any]:
         """All this rank must know to go on exactly as it would have. Every rank saves its own."""
@@ -64,6 +90,13 @@ class Sieve:
                 dist.destroy_process_group(self._group)
         self._group = None
 
+    def _in_turn(self, job: Callable[[], None]) -> None:
+        """After all that the worker has to do."""
+        if self.worker is None:
+            job()
+        else:
+            self.worker.call(job)
+
     def __repr__(self) -> str:
         return "\n".join(self._lines())
 
@@ -75,12 +108,20 @@ class Sieve:
         yield f"Sieve(rank {comm.rank} of {comm.size}, step {engine.steps_done})"
         yield f"  recipe: {settings.recipe!r}"
         yield f"  density: {settings.schedule}" + (", dense for now" if engine.dense_steps_left else "")
+        if self.stats.buffer_bytes:
+            yield f"  sent by DDP itself: {self.stats.buffer_bytes:,} bytes of buffers at every forward pass"
         for title, groups in (("sent sparsely", sparse), ("kept dense", dense)):
             numel, count = sum(group.numel for group in groups), sum(len(group.slots) for group in groups)
             yield f"  {title}: {numel:,} entries of {count} parameters in {len(groups)} groups"
             for group in groups:
                 own = "" if group.density is None else f", density {group.density:g}"
                 yield f"    {group}{own}"
+
+
+def _close(worker: Worker | None, sinks: Sinks) -> None:
+    if worker is not None:
+        worker.close()
+    sinks.close()
 
 
 class _DenseWhile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
@@ -19,6 +19,10 @@ class Traffic:
     messages_received: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+
+    def since(self, before: Traffic) -> Traffic:
+        """What has come to it since it was as `before`."""
+        return Traffic(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
 
 
 class CountingComm(Comm):

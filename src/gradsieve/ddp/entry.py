@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from gradsieve.recipes import recipe as named_recipe
 from gradsieve.rules import Rules
 from gradsieve.schedules import Schedule, as_schedule
 from gradsieve.sieve import Sieve
+from gradsieve.sinks import Sink
 from gradsieve.worker import Worker
 
 DEFAULT_GROUP_MB = 25.0
@@ -38,6 +40,7 @@ def attach(
     scaler: Scaler | None = None,
     local_clip_norm: float | None = None,
     timeout_seconds: float | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> Sieve:
     """Have a DDP model's gradients exchanged sparsely from its next backward pass on. All ranks call it together.
 
@@ -45,7 +48,7 @@ def attach(
     `group_mb` is the most that is selected from and sent as one; None is the whole model, as in the papers, and leaves
     nothing to overlap with backward. `scaler` is the `GradScaler` in use, if any. `local_clip_norm` clips each rank's
     gradient before it is added to what it owes, as DGC does. `timeout_seconds` is how long to wait for a peer; that of
-    the model's process group if not given.
+    the model's process group if not given. `sinks` get the figures of every step.
     """
     _check_model(model)
     if scaler is not None and not hasattr(scaler, "get_scale"):
@@ -65,7 +68,8 @@ def attach(
     except BaseException:
         worker.close()
         raise
-    sieve = Sieve(engine, worker, own_group)
+    sieve = Sieve(engine, worker, own_group, sinks)
+    sieve.stats.buffer_bytes = _buffer_bytes(model)
     feed = Feed(sieve, {tensor: name for name, tensor in parameters.items()}, scaler)
     model.register_comm_hook(feed, exchange_hook)
     Watch(model, feed)
@@ -78,10 +82,7 @@ def _agreed_engine(groups: tuple[Group, ...], settings: Settings, rules: Rules, 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     handshake.compare(handshake.facts(groups, settings, rules), comm)
-    engine = Engine(groups, settings, comm)
-    comm.reset()
-    engine.stats.traffic = comm.traffic
-    return engine
+    return Engine(groups, settings, comm)
 
 
 def _check_model(model: Any) -> None:
@@ -110,6 +111,12 @@ def _check_model(model: Any) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def _buffer_bytes(model: DistributedDataParallel) -> int:
+    """What DDP broadcasts before a forward pass, by itself and whole: batch norm's averages, mostly."""
+    buffers: list[Tensor] = model.modules_buffers if model.broadcast_buffers else []
+    return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
 
 
 def _parameters(model: DistributedDataParallel) -> dict[str, Tensor]:

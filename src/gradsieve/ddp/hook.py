@@ -45,6 +45,8 @@ class Feed:
     def __init__(self, sieve: Sieve, names: dict[Tensor, str], scaler: Scaler | None) -> None:
         self.sieve = sieve  # held here, so that it lives as long as the model even if the user lets go of it
         self.engine = sieve.engine
+        assert sieve.worker is not None, "under DDP a thread exchanges"
+        self.worker = sieve.worker
         self.names = names
         self.has_run = False
         self._scaler = scaler
@@ -144,11 +146,11 @@ class Pass:
         if buffer.device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-            self._feed.sieve.worker.submit(event.wait)
+            self._feed.worker.submit(event.wait)
 
     def _start(self) -> None:
         for index in self._step.ready() if self._error is None else ():
-            self._feed.sieve.worker.submit(lambda index=index: self._exchange(index))  # type: ignore[misc]
+            self._feed.worker.submit(lambda index=index: self._exchange(index))  # type: ignore[misc]
 
     def _exchange(self, index: int) -> None:
         """On the worker's thread."""
@@ -161,6 +163,8 @@ class Pass:
         except BaseException as error:
             self.fail(_placed(error, self._feed.engine, index))
         self._release(index, finished=last)
+        if last and self._error is None:
+            self._feed.sieve.report()  # nobody waits for it: the next step's gradients come much later
 
     def _release(self, index: int | None, finished: bool = False) -> None:
         """Resolve the futures of buckets that wait for nothing any more; all of them if something went wrong."""

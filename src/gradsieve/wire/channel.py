@@ -18,7 +18,7 @@ from torch import Tensor
 from gradsieve.comm import Comm
 from gradsieve.errors import MessageError
 from gradsieve.vector import SparseVector, add
-from gradsieve.wire.message import NO_NOTE, Array, Codec, Expected, Packed, unpack
+from gradsieve.wire.message import NO_NOTE, Array, Codec, Expected, Packed
 
 
 class Gathered(NamedTuple):
@@ -78,7 +78,7 @@ class Channel:
     ) -> Iterator[tuple[int, SparseVector]]:
         for source, message in self.comm.exchange(messages):
             mine = source == self.comm.rank
-            yield source, own if mine else unpack(message, self._expected, *allowed, source).vector
+            yield source, own if mine else self.codec.unpack(message, self._expected, *allowed, source).vector
 
     def gather(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:
         """Everybody's vector. This rank's has no index below `low`; the note is a few numbers to go with it."""
@@ -86,7 +86,9 @@ class Channel:
         vectors, notes = [], []
         for source, message in enumerate(self.comm.all_gather_v(packed.message)):
             mine = source == self.comm.rank
-            seen, told = (packed.seen, note) if mine else unpack(message, self._expected, 0, vector.numel, source)
+            seen, told = (
+                (packed.seen, note) if mine else self.codec.unpack(message, self._expected, 0, vector.numel, source)
+            )
             if note.size and not told.size:
                 raise MessageError(f"rank {self.comm.rank}: the message of rank {source} has no note")
             vectors.append(seen)
@@ -154,7 +156,7 @@ class Channel:
         return packed
 
     def _unpacked(self, message: Tensor | None, source: int) -> SparseVector:
-        return unpack(_sent(message), self._expected, 0, self._expected.numel, source).vector
+        return self.codec.unpack(_sent(message), self._expected, 0, self._expected.numel, source).vector
 
     def _parted(self, joined: Tensor, count: int, source: int) -> list[Tensor]:
         """Messages that came as one: their sizes, then themselves."""

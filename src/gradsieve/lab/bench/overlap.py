@@ -120,7 +120,7 @@ class Contender:
 
     def exchange(self) -> float:
         """The groups one after the other, from gradients as the last step left them."""
-        assert self.sieve is not None
+        assert self.sieve is not None and self.sieve.worker is not None
         engine, worker = self.sieve.engine, self.sieve.worker
         grads = {
             name: torch.randn(parameter.numel()) * float(parameter.detach().std())

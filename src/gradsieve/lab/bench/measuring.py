@@ -1,0 +1,116 @@
+"""What measuring costs: groups exchanged by a pipeline with a clock and by one without, in turns, on real processes.
+
+Many small groups are the worst case: readings of the time are the same for a small group as for a large one. Two
+answers come out: the ratio of times, which is noisy on a busy machine, and the number of readings times what one costs,
+which is not.
+
+    python -m gradsieve.lab.bench.measuring [ranks] [groups] [entries] [rounds]
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from gradsieve.comm import Comm, CountingComm, TorchComm
+from gradsieve.lab.workers import Worker, run_workers
+from gradsieve.pieces import Pieces
+from gradsieve.pipeline import Pipeline
+from gradsieve.recipes import recipe
+from gradsieve.timing import Clock, TimedPipeline
+
+READINGS_TIMED = 200_000
+WARM_UP_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One rank's outcome."""
+
+    plain_milliseconds: float  # all groups once, median
+    timed_milliseconds: float
+    readings: int  # of the time, for all groups once
+    microseconds_a_reading: float
+
+    @property
+    def share(self) -> float:
+        """Of the time of an exchange that is spent on readings."""
+        return self.readings * self.microseconds_a_reading / (1000 * self.plain_milliseconds)
+
+
+class CountedClock(Clock):
+    """Counts its readings."""
+
+    readings = 0
+
+    def enter(self, phase: str) -> str:
+        """See `Clock.enter`."""
+        self.readings += 1
+        return super().enter(phase)
+
+
+def measure(comm: Comm, name: str, num_groups: int, numel: int, density: float, rounds: int) -> Cost:
+    """All ranks call it together."""
+    counted = CountedClock()
+    plain = _Stack(Pipeline(recipe(name), comm), num_groups, numel, density)
+    timed = _Stack(TimedPipeline(recipe(name), comm, Clock()), num_groups, numel, density)
+    counting = _Stack(TimedPipeline(recipe(name), comm, counted), num_groups, numel, density)
+    for _ in range(WARM_UP_ROUNDS):
+        for stack in (plain, timed, counting):
+            stack.seconds()
+    counted.readings = 0
+    counting.seconds()
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        # Whoever goes first finds colder caches: so they take turns at that as well.
+        for which in (0, 1) if number % 2 else (1, 0):
+            times[which].append((plain, timed)[which].seconds())
+    medians = [1000 * statistics.median(each) for each in times]
+    return Cost(medians[0], medians[1], counted.readings, 1e6 * _seconds_a_reading())
+
+
+class _Stack:
+    def __init__(self, pipeline: Pipeline, num_groups: int, numel: int, density: float) -> None:
+        generator = torch.Generator().manual_seed(pipeline.comm.rank)
+        self._pipeline = pipeline
+        self._grads = [torch.randn(numel, generator=generator) for _ in range(num_groups)]
+        self._out = torch.empty(numel)
+        self._k = max(1, round(density * numel))
+        self._states = [pipeline.init(Pieces([grad])) for grad in self._grads]
+
+    def seconds(self) -> float:
+        began = time.perf_counter()
+        for index, grad in enumerate(self._grads):
+            self._states[index] = self._pipeline.step(grad, self._k, self._states[index], self._out)
+        return time.perf_counter() - began
+
+
+def _seconds_a_reading() -> float:
+    clock = Clock()
+    began = time.perf_counter()
+    for _ in range(READINGS_TIMED):
+        clock.enter("select")
+    return (time.perf_counter() - began) / READINGS_TIMED
+
+
+def _work(worker: Worker, name: str, num_groups: int, numel: int, rounds: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    cost = measure(CountingComm(TorchComm()), name, num_groups, numel, 0.01, rounds)
+    return {**asdict(cost), "share": cost.share}
+
+
+def main(ranks: int = 2, num_groups: int = 50, numel: int = 2048, rounds: int = 20) -> None:
+    """Print a line of JSON for each recipe: the figures of rank 0."""
+    for name in ("oktopk", "topka", "gtopk", "dense"):
+        outcome = run_workers(ranks, _work, name, num_groups, numel, rounds)[0]
+        print(json.dumps({"recipe": name, "ranks": ranks, "groups": num_groups, "numel": numel, **outcome}))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

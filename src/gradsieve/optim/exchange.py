@@ -1,0 +1,108 @@
+"""What the optimizers share: named gradients in, means over all ranks out, in one call and on the caller's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradsieve import handshake
+from gradsieve.comm import Comm, CountingComm, TorchComm
+from gradsieve.comm.twin import checked_timeout
+from gradsieve.engine import Engine, Settings
+from gradsieve.errors import InputError
+from gradsieve.groups import cut_into_groups
+from gradsieve.optim.replicas import START, begin_alike
+from gradsieve.recipes import Recipe
+from gradsieve.rules import Rules
+from gradsieve.schedules import Schedule, as_schedule
+from gradsieve.sieve import Sieve
+from gradsieve.sinks import Sink
+
+STATE_KEY = "gradsieve"
+
+
+class Options(TypedDict, total=False):
+    """What all optimizers take besides their own settings. All ranks give the same."""
+
+    rules: Rules | None  # which parameters go dense; small and 1-D ones if not given
+    group_mb: float | None  # the most that is selected from as one; None, the default, is the whole model
+    local_clip_norm: float | None  # DGC: clips each rank's own gradient before it is added to what it owes
+    comm: Comm | dist.ProcessGroup | None  # None: the default process group
+    timeout_seconds: float | None  # how long to wait for a peer; that of the process group if not given
+    start: str  # "broadcast": take on rank 0's parameters, "check": raise if they differ, "trust": neither
+    sinks: Sequence[Sink]  # get the figures of every step
+
+
+class Exchange:
+    """One model's gradients on one rank. All ranks make it together: it communicates."""
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], recipe: Recipe, density: float | Schedule, options: Options
+    ) -> None:
+        unknown = set(options) - set(Options.__annotations__)
+        if unknown:
+            raise TypeError(f"unknown options {sorted(unknown)}; there are {sorted(Options.__annotations__)}")
+        start = options.get("start", "broadcast")
+        if start not in START:
+            raise InputError(f"start must be one of {', '.join(START)}, got {start!r}")
+        settings = Settings(recipe, as_schedule(density), options.get("local_clip_norm"))
+        rules = options.get("rules") or Rules()
+        groups = cut_into_groups(parameters, rules, options.get("group_mb"))
+        comm = CountingComm(_network(options.get("comm"), options.get("timeout_seconds")))
+        with torch.no_grad():
+            handshake.compare(handshake.facts(groups, settings, rules), comm)
+            begin_alike(parameters, start, comm)
+            self.sieve = Sieve(Engine(groups, settings, comm), sinks=options.get("sinks", ()))
+
+    def __call__(self, grads: Mapping[str, Tensor], loss_scale: float = 1.0) -> bool:
+        """Overwrite flat gradients with their means; whether the step counts, the same on every rank."""
+        step = self.sieve.engine.begin(loss_scale)
+        for name, grad in grads.items():
+            step.deliver(name, grad)
+        for index in step.ready():
+            step.exchange(index)
+        counted = step.finish()
+        self.sieve.report()
+        return counted
+
+    def add_state_to(self, state: dict[str, Any]) -> dict[str, Any]:
+        """An optimizer's state with this rank's own beside it."""
+        return {**state, STATE_KEY: self.sieve.state_dict()}
+
+    def take_state_from(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on from this rank's own state; the optimizer's comes back."""
+        rank = self.sieve.engine.comm.rank
+        if STATE_KEY not in state:
+            raise InputError(
+                f"rank {rank}: the state does not say what is owed (no {STATE_KEY!r} in it): it was saved by another "
+                "optimizer; load it into that one before wrapping it"
+            )
+        self.sieve.load_state_dict(state[STATE_KEY])
+        return {key: value for key, value in state.items() if key != STATE_KEY}
+
+
+def flat(grad: Tensor) -> Tensor:
+    """A gradient as a vector: the same memory if it lies in order, a copy if not."""
+    return grad.detach().reshape(-1)
+
+
+def check_dense(name: str, grad: Tensor, rank: int) -> None:
+    """Sparse gradients have no place in a vector."""
+    if grad.layout != torch.strided:
+        raise InputError(
+            f"rank {rank}: parameter {name} has a sparse gradient, which cannot be exchanged: "
+            "make its embedding with sparse=False"
+        )
+
+
+def _network(comm: Comm | dist.ProcessGroup | None, timeout_seconds: float | None) -> Comm:
+    if isinstance(comm, Comm):
+        if timeout_seconds is not None:
+            raise InputError("timeout_seconds goes with a process group; a Comm has its own")
+        return comm
+    group = TorchComm(comm).group
+    return TorchComm(group, timeout_seconds=checked_timeout(group, timeout_seconds))

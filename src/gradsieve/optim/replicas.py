@@ -1,0 +1,45 @@
+"""All ranks begin with the same parameters, or training is worth nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gradsieve import handshake
+from gradsieve.comm import Comm
+from gradsieve.reducers.gtopk import place
+
+START = ("broadcast", "check", "trust")
+
+
+def begin_alike(parameters: Mapping[str, Tensor], start: str, comm: Comm) -> None:
+    """Take on rank 0's parameters, or compare them, or neither. All ranks call it together."""
+    if start == "broadcast":
+        for parameter in parameters.values():
+            _take_on_(parameter, comm)
+    elif start == "check":
+        handshake.compare({"parameters (digest)": _digest(parameters)}, comm)
+
+
+def _take_on_(parameter: Tensor, comm: Comm) -> None:
+    """Down a tree from rank 0: nobody sends more than log P times."""
+    parent, children = place(comm.rank, comm.size)
+    # The shape's order of entries, not that of memory, which ranks need not have in common.
+    values = parameter.detach().reshape(-1).contiguous().view(torch.uint8)
+    if parent is not None:
+        received = comm.send_recv(torch.empty(0, dtype=torch.uint8, device=values.device), None, parent)
+        assert received is not None, "a comm returns what was received"
+        values = received
+        parameter.copy_(values.view(parameter.dtype).view(parameter.shape))
+    for child in reversed(children):
+        comm.send_recv(values, child, None)
+
+
+def _digest(parameters: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for parameter in parameters.values():
+        digest.update(parameter.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
