@@ -27,6 +27,7 @@ from ddp_models import (
     attached,
     digest,
     loss_of,
+    own_state,
     parameters_digest,
     pending,
     same_everywhere,
@@ -36,6 +37,7 @@ from ddp_models import (
 )
 from gradsieve import RECIPES, Rules, Sieve
 from gradsieve.lab.workers import Worker
+from gradsieve.recipes import recipe as named_recipe
 
 LAYOUTS: list[dict[str, Any]] = [
     {},
@@ -343,7 +345,7 @@ def clipping(rank: int) -> None:
     model, sieve, _ = attached("topka", 0.01, local_clip_norm=limit, group_mb=None)
     loss_of(model, rank, 0).backward()
     factor = limit / dist.get_world_size() ** 0.5 / float(total)
-    for name, vectors in sieve.state_dict()["parameters"].items():
+    for name, vectors in own_state(sieve)["parameters"].items():
         if vectors:
             owed = vectors["residual"]
             kept = owed != 0
@@ -452,7 +454,7 @@ def copied(state: Any) -> Any:
 
 
 def resumed_equals_uninterrupted(rank: int) -> None:
-    for recipe in RECIPES:
+    for recipe in [*RECIPES, *(named_recipe(name, values="int8") for name in RECIPES if name != "dense")]:
         schedule = gradsieve.Exponential(0.2, 0.02, 4)
         straight, sieve, optimizer = attached(recipe, schedule)
         train(straight, range(6), rank, optimizer)
@@ -474,14 +476,18 @@ def resumed_equals_uninterrupted(rank: int) -> None:
 
 def states_that_do_not_fit_are_refused(rank: int) -> None:
     _, sieve, _ = attached("oktopk")
-    good = sieve.state_dict()
+    good = own_state(sieve)
 
-    def refused(pattern: str, **changes: Any) -> None:
+    def refused(pattern: str, key: str = f"rank {rank} of 4", **changes: Any) -> None:
         with pytest.raises(gradsieve.InputError, match=pattern):
-            sieve.load_state_dict({**good, **changes})
+            sieve.load_state_dict({key: {**good, **changes}})
 
-    refused("saved by 3 ranks, this run has 4", world_size=3)
-    refused("belongs to rank 9", rank=9)
+    other = (rank + 1) % 4
+    refused(f"must be this rank's own .* holds 'rank {other} of 4'", key=f"rank {other} of 4")
+    refused("those of all 3 ranks.*holds 'rank 0 of 3', and 'rank 1 of 3', 'rank 2 of 3' are", key="rank 0 of 3")
+    refused("or those of all ranks of one run; it holds 'model'", key="model")
+    with pytest.raises(gradsieve.InputError, match=r"steps_done is 7 on old rank 1, 0 on old rank 0"):
+        sieve.load_state_dict({"rank 0 of 2": good, "rank 1 of 2": {**good, "steps_done": 7}})
     refused("saved with recipe Other", recipe="Other")
     refused("belongs to another model", parameters={})
     short = {**good["parameters"], "first.weight": {"residual": torch.zeros(3)}}
