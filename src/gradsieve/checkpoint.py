@@ -33,7 +33,7 @@ def _own(engine: Engine) -> dict[str, Any]:
     groups = []
     for index, group in enumerate(engine.groups):
         vectors = engine.vectors(index)
-        for slot in group.slots:
+        for slot in group.slots if vectors else ():
             parameters[slot.name] = {kind: v[slot.start : slot.stop].clone() for kind, v in vectors.items()}
         state = engine.states[index]
         groups.append(
@@ -49,8 +49,9 @@ def _own(engine: Engine) -> dict[str, Any]:
         "steps_done": engine.steps_done,
         "loss_scale": engine.loss_scale,
         "dense_steps_left": engine.dense_steps_left,
-        "parameters": parameters,
-        "groups": groups,
+        "names": tuple(engine.places),
+        "parameters": parameters,  # those that something is kept for
+        "groups": tuple(groups),  # a tuple is one thing to `torch.distributed.checkpoint`, which drops empty dicts
     }
 
 
@@ -67,7 +68,7 @@ def unpack_into(engine: Engine, states: Mapping[str, Any], keep: Keep = "sum") -
         for kind, vector in engine.vectors(index).items():
             for slot in group.slots:
                 # Nothing is owed to a parameter that was kept dense.
-                vector[slot.start : slot.stop] = state["parameters"][slot.name].get(kind, 0.0)
+                vector[slot.start : slot.stop] = state["parameters"].get(slot.name, {}).get(kind, 0.0)
         # Thresholds and regions of groups that were cut otherwise do not fit: the next steps find new ones.
         saved = saved_groups.get(group.names)
         fresh = engine.fresh_state(index)
@@ -93,9 +94,9 @@ def _check(engine: Engine, state: Mapping[str, Any]) -> None:
         raise InputError(
             f"rank {rank}: the state was saved with recipe {state['recipe']}, this run has {engine.settings.recipe!r}"
         )
-    saved = state["parameters"]
-    if set(saved) != set(engine.places):
-        missing, extra = sorted(set(engine.places) - set(saved)), sorted(set(saved) - set(engine.places))
+    saved, names = state["parameters"], set(state["names"])
+    if names != set(engine.places):
+        missing, extra = sorted(set(engine.places) - names), sorted(names - set(engine.places))
         raise InputError(
             f"rank {rank}: the state belongs to another model: parameters missing in it {missing[:3]}, "
             f"unknown in this model {extra[:3]}"
@@ -103,7 +104,7 @@ def _check(engine: Engine, state: Mapping[str, Any]) -> None:
     for index, group in enumerate(engine.groups):
         kinds = engine.vectors(index)
         for slot in group.slots:
-            _check_vectors(rank, slot, saved[slot.name], kinds)
+            _check_vectors(rank, slot, saved.get(slot.name, {}), kinds)
 
 
 def _check_vectors(rank: int, slot: Slot, saved: Mapping[str, Tensor], kinds: Collection[str]) -> None:

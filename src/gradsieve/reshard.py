@@ -22,7 +22,7 @@ from torch import Tensor
 from gradsieve.errors import InputError
 
 Keep = Literal["sum", "mean"]
-SAME_ON_ALL = ("format", "recipe", "steps_done", "dense_steps_left")
+SAME_ON_ALL = ("format", "recipe", "names", "steps_done", "dense_steps_left")
 
 
 def key_of(rank: int, size: int) -> str:
@@ -45,7 +45,7 @@ def resharded(states: Mapping[str, Any], rank: int, size: int, keep: Keep = "sum
         name: {kind: _merged([s["parameters"][name][kind] for s in taken], factors, v) for kind, v in kinds.items()}
         for name, kinds in first["parameters"].items()
     }
-    return {**first, "parameters": parameters, "groups": []}
+    return {**first, "parameters": parameters, "groups": ()}
 
 
 def _complete(states: Mapping[str, Any], rank: int, size: int) -> list[Mapping[str, Any]]:
@@ -79,7 +79,7 @@ def _check_alike(everybody: Sequence[Mapping[str, Any]], rank: int) -> None:
                     f"rank {old}, {everybody[0].get(what)} on old rank 0"
                 )
         if state["parameters"].keys() != everybody[0]["parameters"].keys():
-            raise InputError(f"rank {rank}: the states of old ranks 0 and {old} have different parameters")
+            raise InputError(f"rank {rank}: old ranks 0 and {old} kept something for different parameters")
 
 
 def _scale(state: Mapping[str, Any]) -> float:
