@@ -7,6 +7,7 @@ know; the difference is collected in `rounded_away`, and becomes leftover.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradsieve.comm import Comm
-from gradsieve.errors import MessageError
+from gradsieve.errors import MessageError, PeerLostError
 from gradsieve.vector import SparseVector, add
 from gradsieve.wire.message import NO_NOTE, Array, Codec, Expected, Packed, unpack
 
@@ -25,6 +26,16 @@ class Gathered(NamedTuple):
 
     vectors: list[SparseVector]
     notes: list[Array]
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """A peer that is lost in here was lost in this phase."""
+    try:
+        yield
+    except PeerLostError as error:
+        error.phase = error.phase or name
+        raise
 
 
 class Channel:
@@ -53,10 +64,12 @@ class Channel:
         messages = [
             _nothing() if to == rank else self._packed(part, ranges[to][0]).message for to, part in enumerate(parts)
         ]
-        for source, message in self.comm.exchange(messages):
-            mine = source == rank
-            yield source, parts[rank] if mine else unpack(message, self._expected, *ranges[rank], source).vector
+        with phase("scatter"):
+            for source, message in self.comm.exchange(messages):
+                mine = source == rank
+                yield source, parts[rank] if mine else unpack(message, self._expected, *ranges[rank], source).vector
 
+    @phase("gather")
     def gather(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:
         """Everybody's vector. This rank's has no index below `low`; the note is a few numbers to go with it."""
         packed = self._packed(vector, low, note)
@@ -76,18 +89,22 @@ class Channel:
         self.check_order(gathered.vectors)
         return gathered
 
+    @phase("send")
     def send(self, vector: SparseVector, to: int) -> None:
         """Send a vector to one rank, who receives."""
         self.comm.send_recv(self._packed(vector).message, to, None)
 
+    @phase("receive")
     def receive(self, source: int) -> SparseVector:
         """Receive a vector from one rank, who sends."""
         return self._unpacked(self.comm.send_recv(_nothing(), None, source), source)
 
+    @phase("swap")
     def swap(self, vector: SparseVector, to: int, source: int) -> SparseVector:
         """Send a vector to one rank while receiving one from another."""
         return self._unpacked(self.comm.send_recv(self._packed(vector).message, to, source), source)
 
+    @phase("pass down")
     def pass_down(self, vector: SparseVector, parent: int | None, children: Sequence[int]) -> SparseVector:
         """The root's vector, handed on from parents to children as it is: rounding it again would change it."""
         if parent is None:
@@ -103,6 +120,7 @@ class Channel:
         """A vector ready to be handed from rank to rank as it is."""
         return self._packed(vector)
 
+    @phase("swap")
     def swap_wrapped(self, wrapped: Sequence[Packed], to: int, source: int) -> list[Packed]:
         """Send wrapped vectors to one rank while receiving as many from another, in one message."""
         sizes = torch.tensor([packed.message.numel() for packed in wrapped], dtype=torch.int64)
