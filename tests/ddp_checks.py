@@ -6,6 +6,8 @@ A check asserts: a failure on any rank ends the job, and its sentence names the 
 from __future__ import annotations
 
 import io
+import shutil
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -27,6 +30,7 @@ from ddp_models import (
     attached,
     digest,
     loss_of,
+    own_state,
     parameters_digest,
     pending,
     same_everywhere,
@@ -35,7 +39,9 @@ from ddp_models import (
     whole_grads,
 )
 from gradsieve import RECIPES, Rules, Sieve
+from gradsieve.dcp import read_states
 from gradsieve.lab.workers import Worker
+from gradsieve.recipes import recipe as named_recipe
 
 LAYOUTS: list[dict[str, Any]] = [
     {},
@@ -343,7 +349,7 @@ def clipping(rank: int) -> None:
     model, sieve, _ = attached("topka", 0.01, local_clip_norm=limit, group_mb=None)
     loss_of(model, rank, 0).backward()
     factor = limit / dist.get_world_size() ** 0.5 / float(total)
-    for name, vectors in sieve.state_dict()["parameters"].items():
+    for name, vectors in own_state(sieve)["parameters"].items():
         if vectors:
             owed = vectors["residual"]
             kept = owed != 0
@@ -452,7 +458,7 @@ def copied(state: Any) -> Any:
 
 
 def resumed_equals_uninterrupted(rank: int) -> None:
-    for recipe in RECIPES:
+    for recipe in [*RECIPES, *(named_recipe(name, values="int8") for name in RECIPES if name != "dense")]:
         schedule = gradsieve.Exponential(0.2, 0.02, 4)
         straight, sieve, optimizer = attached(recipe, schedule)
         train(straight, range(6), rank, optimizer)
@@ -474,20 +480,72 @@ def resumed_equals_uninterrupted(rank: int) -> None:
 
 def states_that_do_not_fit_are_refused(rank: int) -> None:
     _, sieve, _ = attached("oktopk")
-    good = sieve.state_dict()
+    good = own_state(sieve)
 
-    def refused(pattern: str, **changes: Any) -> None:
+    def refused(pattern: str, key: str = f"rank {rank} of 4", **changes: Any) -> None:
         with pytest.raises(gradsieve.InputError, match=pattern):
-            sieve.load_state_dict({**good, **changes})
+            sieve.load_state_dict({key: {**good, **changes}})
 
-    refused("saved by 3 ranks, this run has 4", world_size=3)
-    refused("belongs to rank 9", rank=9)
+    other = (rank + 1) % 4
+    refused(f"must be this rank's own .* holds 'rank {other} of 4'", key=f"rank {other} of 4")
+    refused("those of all 3 ranks.*holds 'rank 0 of 3', and 'rank 1 of 3', 'rank 2 of 3' are", key="rank 0 of 3")
+    refused("or those of all ranks of one run; it holds 'model'", key="model")
+    with pytest.raises(gradsieve.InputError, match=r"steps_done is 7 on old rank 1, 0 on old rank 0"):
+        sieve.load_state_dict({"rank 0 of 2": good, "rank 1 of 2": {**good, "steps_done": 7}})
     refused("saved with recipe Other", recipe="Other")
-    refused("belongs to another model", parameters={})
+    refused("belongs to another model", names=("other",))
     short = {**good["parameters"], "first.weight": {"residual": torch.zeros(3)}}
     refused("residual of parameter first.weight must have 4096 entries, the state has 3", parameters=short)
     refused("kept dense in this run", parameters={**good["parameters"], "first.bias": {"residual": torch.ones(64)}})
     sieve.close()
+
+
+def distributed_checkpoint_keeps_every_rank(rank: int) -> None:
+    """By way of `torch.distributed.checkpoint`, which keeps one copy of what has the same name."""
+    folder: list[Any] = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder)
+    for recipe in ("oktopk", "dgc"):
+        path = f"{folder[0]}/{recipe}"
+        straight, sieve, optimizer = attached(recipe)
+        train(straight, range(3), rank, optimizer)
+        dcp.save({"model": straight.module.state_dict(), "sieve": sieve}, checkpoint_id=path)
+        kept = own_state(sieve)
+        train(straight, range(3, 6), rank, optimizer)
+        resumed, other, optimizer = attached(recipe)
+        weights = resumed.module.state_dict()
+        dcp.load({"model": weights, "sieve": other}, checkpoint_id=path)
+        assert digest(state_tensors(other)) == digest(
+            t for _, v in sorted(kept["parameters"].items()) for t in _sorted(v)
+        )
+        train(resumed, range(3, 6), rank, optimizer)
+        assert parameters_digest(resumed) == parameters_digest(straight), recipe
+        assert digest(state_tensors(other)) == digest(state_tensors(sieve)), recipe
+        _loads_onto_a_smaller_group(rank, recipe, path, kept)
+        sieve.close()
+        other.close()
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder[0])
+
+
+def _sorted(vectors: dict[str, Tensor]) -> list[Tensor]:
+    return [tensor for _, tensor in sorted(vectors.items())]
+
+
+def _loads_onto_a_smaller_group(rank: int, recipe: str, path: str, kept: dict[str, Any]) -> None:
+    """Ranks 0 to 2 go on with what four had saved."""
+    sums = {name: vectors["residual"].double() for name, vectors in sorted(kept["parameters"].items())}
+    for vector in sums.values():
+        dist.all_reduce(vector)
+    fewer = dist.new_group([0, 1, 2])
+    if rank < 3:
+        _, sieve, _ = attached(recipe, ddp={"process_group": fewer})
+        sieve.load_state_dict(read_states(path))
+        for name, vectors in sorted(own_state(sieve)["parameters"].items()):
+            total = vectors["residual"].double()
+            dist.all_reduce(total, group=fewer)
+            assert torch.allclose(total, sums[name], rtol=1e-6, atol=1e-8), name
+        sieve.close()
 
 
 def handshake_names_who_differs(rank: int) -> None:

@@ -87,14 +87,19 @@ def parameters_digest(model: nn.Module) -> str:
     return digest(model.parameters())
 
 
+def own_state(sieve: Sieve) -> dict[str, Any]:
+    (state,) = sieve.state_dict().values()
+    return state
+
+
 def state_tensors(sieve: Sieve) -> list[Tensor]:
-    saved = sieve.state_dict()["parameters"]
+    saved = own_state(sieve)["parameters"]
     return [tensor for name in sorted(saved) for _, tensor in sorted(saved[name].items())]
 
 
 def pending(sieve: Sieve) -> dict[str, Tensor]:
     """What all ranks together still owe."""
-    saved = sieve.state_dict()["parameters"]
+    saved = own_state(sieve)["parameters"]
     owed = {name: vectors["residual"].double() for name, vectors in saved.items() if vectors}
     for vector in owed.values():
         dist.all_reduce(vector)

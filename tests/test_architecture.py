@@ -20,7 +20,7 @@ FLOORS = [
     {"testing", "wire", "cost", "pieces"},
     {"selectors", "reducers", "feedback"},
     {"recipes"},
-    {"pipeline", "schedules", "rules", "stats", "worker"},
+    {"pipeline", "schedules", "rules", "stats", "worker", "reshard", "dcp"},
     {"functional", "groups", "timing", "sinks"},
     {"engine"},
     {"checkpoint", "handshake"},

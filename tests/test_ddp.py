@@ -36,6 +36,7 @@ JOBS = {
         "subgroups_and_two_models",
     ],
     "what is refused": [
+        "distributed_checkpoint_keeps_every_rank",
         "states_that_do_not_fit_are_refused",
         "handshake_names_who_differs",
         "what_cannot_be_attached_is_refused",

@@ -2,6 +2,9 @@
 
 So `torch.save` writes it and `torch.load(weights_only=True)` reads it. What belongs to an entry of the gradient
 (residual, velocity) is kept by parameter name; what belongs to a group (thresholds, regions) by the group's names.
+
+A rank's state lies under a key of its own, "rank 2 of 4": `torch.distributed.checkpoint` keeps one copy of what has the
+same name on all ranks, and the ranks' files together are one dict of all that was owed.
 """
 
 from __future__ import annotations
@@ -15,17 +18,22 @@ from gradsieve.engine import Engine
 from gradsieve.errors import InputError
 from gradsieve.groups import Slot
 from gradsieve.pipeline import PipelineState
+from gradsieve.reshard import Keep, key_of, resharded
 
 FORMAT = 1
 
 
 def packed(engine: Engine) -> dict[str, Any]:
-    """A copy of all an engine must know to go on exactly as it would have."""
+    """A copy of all an engine must know to go on exactly as it would have, under this rank's key."""
+    return {key_of(engine.comm.rank, engine.comm.size): _own(engine)}
+
+
+def _own(engine: Engine) -> dict[str, Any]:
     parameters: dict[str, dict[str, Tensor]] = {}
     groups = []
     for index, group in enumerate(engine.groups):
         vectors = engine.vectors(index)
-        for slot in group.slots:
+        for slot in group.slots if vectors else ():
             parameters[slot.name] = {kind: v[slot.start : slot.stop].clone() for kind, v in vectors.items()}
         state = engine.states[index]
         groups.append(
@@ -37,26 +45,30 @@ def packed(engine: Engine) -> dict[str, Any]:
         )
     return {
         "format": FORMAT,
-        "rank": engine.comm.rank,
-        "world_size": engine.comm.size,
         "recipe": repr(engine.settings.recipe),
         "steps_done": engine.steps_done,
         "loss_scale": engine.loss_scale,
         "dense_steps_left": engine.dense_steps_left,
-        "parameters": parameters,
-        "groups": groups,
+        "names": tuple(engine.places),
+        "parameters": parameters,  # those that something is kept for
+        "groups": tuple(groups),  # a tuple is one thing to `torch.distributed.checkpoint`, which drops empty dicts
     }
 
 
-def unpack_into(engine: Engine, state: Mapping[str, Any]) -> None:
-    """Go on from a saved state. Nothing is changed unless all of it fits."""
+def unpack_into(engine: Engine, states: Mapping[str, Any], keep: Keep = "sum") -> None:
+    """Go on from saved states: this rank's own, or those of all ranks of a run of another size.
+
+    Nothing is changed unless all of it fits.
+    """
+    own = states.get(key_of(engine.comm.rank, engine.comm.size))
+    state = resharded(states, engine.comm.rank, engine.comm.size, keep) if own is None else own
     _check(engine, state)
     saved_groups = {tuple(group["parameters"]): group for group in state["groups"]}
     for index, group in enumerate(engine.groups):
         for kind, vector in engine.vectors(index).items():
             for slot in group.slots:
                 # Nothing is owed to a parameter that was kept dense.
-                vector[slot.start : slot.stop] = state["parameters"][slot.name].get(kind, 0.0)
+                vector[slot.start : slot.stop] = state["parameters"].get(slot.name, {}).get(kind, 0.0)
         # Thresholds and regions of groups that were cut otherwise do not fit: the next steps find new ones.
         saved = saved_groups.get(group.names)
         fresh = engine.fresh_state(index)
@@ -73,25 +85,18 @@ def unpack_into(engine: Engine, state: Mapping[str, Any]) -> None:
 
 
 def _check(engine: Engine, state: Mapping[str, Any]) -> None:
-    rank, comm = engine.comm.rank, engine.comm
+    rank = engine.comm.rank
     if state.get("format") != FORMAT:
         raise InputError(
             f"rank {rank}: not a state of this version: format must be {FORMAT}, got {state.get('format')}"
-        )
-    if state["world_size"] != comm.size:
-        raise InputError(f"rank {rank}: the state was saved by {state['world_size']} ranks, this run has {comm.size}")
-    if state["rank"] != rank:
-        raise InputError(
-            f"rank {rank}: the state belongs to rank {state['rank']}: every rank must save and load its own, "
-            "or what the others still owe is lost"
         )
     if state["recipe"] != repr(engine.settings.recipe):
         raise InputError(
             f"rank {rank}: the state was saved with recipe {state['recipe']}, this run has {engine.settings.recipe!r}"
         )
-    saved = state["parameters"]
-    if set(saved) != set(engine.places):
-        missing, extra = sorted(set(engine.places) - set(saved)), sorted(set(saved) - set(engine.places))
+    saved, names = state["parameters"], set(state["names"])
+    if names != set(engine.places):
+        missing, extra = sorted(set(engine.places) - names), sorted(names - set(engine.places))
         raise InputError(
             f"rank {rank}: the state belongs to another model: parameters missing in it {missing[:3]}, "
             f"unknown in this model {extra[:3]}"
@@ -99,7 +104,7 @@ def _check(engine: Engine, state: Mapping[str, Any]) -> None:
     for index, group in enumerate(engine.groups):
         kinds = engine.vectors(index)
         for slot in group.slots:
-            _check_vectors(rank, slot, saved[slot.name], kinds)
+            _check_vectors(rank, slot, saved.get(slot.name, {}), kinds)
 
 
 def _check_vectors(rank: int, slot: Slot, saved: Mapping[str, Tensor], kinds: Collection[str]) -> None:

@@ -1,5 +1,7 @@
 """What can go wrong, one type a cause, so that callers can tell them apart."""
 
+from __future__ import annotations
+
 
 class GradsieveError(Exception):
     """Anything this library raises on purpose."""
@@ -23,6 +25,19 @@ class MessageError(GradsieveError, ValueError):
 
 class PeerLostError(GradsieveError, RuntimeError):
     """A peer died, left, or did not answer within the timeout."""
+
+    def __init__(
+        self, text: str = "", *, peer: int | None = None, phase: str | None = None, group: int | None = None
+    ) -> None:
+        super().__init__(text)
+        self.peer = peer  # the rank that was lost; None if it is not known which
+        self.phase = phase  # of the exchange: scatter, gather, all_reduce, ...
+        self.group = group  # of parameters
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        place = f"in phase {self.phase}"
+        return text if self.phase is None or place in text else f"{text}, {place}"
 
 
 class ExchangeError(GradsieveError, RuntimeError):

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from gradsieve import checkpoint
 from gradsieve.engine import Engine
 from gradsieve.errors import InputError
+from gradsieve.reshard import Keep
 from gradsieve.sinks import Sink, Sinks
 from gradsieve.stats import Stats
 from gradsieve.worker import Worker
@@ -60,12 +61,20 @@ class Sieve:
         self._sinks.write(self.stats)
 
     def state_dict(self) -> dict[str, Any]:
-        """All this rank must know to go on exactly as it would have. Every rank saves its own."""
+        """All this rank must know to go on exactly as it would have. Every rank saves its own.
+
+        It lies under a key of its own ("rank 2 of 4"), so that a sieve may be given to `torch.distributed.checkpoint`
+        as it is, and all ranks' states together are one dict.
+        """
         return checkpoint.packed(self.engine)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave on this rank."""
-        checkpoint.unpack_into(self.engine, state)
+    def load_state_dict(self, states: Mapping[str, Any], *, keep: Keep = "sum") -> None:
+        """Go on from what `state_dict` gave on this rank, or on all ranks of a run of another size.
+
+        For another size, `states` holds what all its ranks saved, and every rank is given it. `keep="sum"` preserves
+        the sum over ranks of what is owed; `keep="mean"` its effect on the parameters (see `gradsieve.reshard`).
+        """
+        checkpoint.unpack_into(self.engine, states, keep)
 
     def dense(self, steps: int | None = None) -> _DenseWhile:
         """Send everything, what is owed included, for a number of steps or until `sparse()`.

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradsieve.comm.loss import lost_ranks
 from gradsieve.comm.protocol import FRAME_BYTES
 from gradsieve.errors import MessageError, PeerLostError
 
@@ -79,9 +80,11 @@ class Link:
 
     def lost(self, peer: int | None, error: BaseException) -> PeerLostError:
         """The typed form of what the backend said."""
-        who = "a peer" if peer is None else f"rank {peer}"
+        lost = lost_ranks(self.group, peer, error)
+        who = {0: "a peer", 1: "rank"}.get(len(lost), "ranks") + ",".join(f" {rank}" for rank in lost)
         return PeerLostError(
-            f"rank {self.rank}: lost {who} or had no answer within {self.timeout_seconds:g} s ({error})"
+            f"rank {self.rank}: lost {who} or had no answer within {self.timeout_seconds:g} s ({error})",
+            peer=lost[0] if len(lost) == 1 else None,
         )
 
     def room_for(self, length: int, peer: int | None, device: torch.device | None = None) -> Tensor:

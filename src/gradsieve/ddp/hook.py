@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from gradsieve.engine import Engine, Step
-from gradsieve.errors import ExchangeError, GradsieveError
+from gradsieve.errors import ExchangeError, GradsieveError, PeerLostError
 from gradsieve.sieve import Sieve
 
 NO_GRAPH_TASK = -1  # what autograd says outside of a backward pass
@@ -196,6 +196,8 @@ def _placed(error: BaseException, engine: Engine, index: int) -> BaseException:
     )
     kind = type(error) if isinstance(error, GradsieveError) else ExchangeError
     placed = kind(text)
+    if isinstance(error, PeerLostError) and isinstance(placed, PeerLostError):
+        placed.peer, placed.phase, placed.group = error.peer, error.phase, index
     placed.__cause__ = error
     return placed
 

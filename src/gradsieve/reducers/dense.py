@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gradsieve.comm import Comm
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
 from gradsieve.vector import SparseVector
+from gradsieve.wire.channel import phase
 
 
 @dataclass(frozen=True)
@@ -20,5 +21,6 @@ class Dense(StatelessReducer):
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
         """See `Reducer.reduce`."""
         values = local.values if local.is_full else local.to_dense()
-        total = SparseVector.full(comm.all_reduce(values))
+        with phase("all_reduce"):
+            total = SparseVector.full(comm.all_reduce(values))
         return Reduced(total, SparseVector.empty(local.numel, local.values)), state

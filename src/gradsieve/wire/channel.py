@@ -8,6 +8,7 @@ what becomes of it; of everything else it is collected here, and becomes leftove
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradsieve.comm import Comm
-from gradsieve.errors import MessageError
+from gradsieve.errors import MessageError, PeerLostError
 from gradsieve.vector import SparseVector, add
 from gradsieve.wire.message import NO_NOTE, Array, Codec, Expected, Packed
 
@@ -33,6 +34,16 @@ class Scattered(NamedTuple):
 
     sent: SparseVector  # all parts as the others see them, one's own as it is
     arriving: Iterator[tuple[int, SparseVector]]  # (source, part), one's own first; to be consumed to the end
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """A peer that is lost in here was lost in this phase."""
+    try:
+        yield
+    except PeerLostError as error:
+        error.phase = error.phase or name
+        raise
 
 
 class Channel:
@@ -76,10 +87,12 @@ class Channel:
     def _arriving(
         self, messages: Sequence[Tensor], own: SparseVector, allowed: tuple[int, int]
     ) -> Iterator[tuple[int, SparseVector]]:
-        for source, message in self.comm.exchange(messages):
-            mine = source == self.comm.rank
-            yield source, own if mine else self.codec.unpack(message, self._expected, *allowed, source).vector
+        with phase("scatter"):
+            for source, message in self.comm.exchange(messages):
+                mine = source == self.comm.rank
+                yield source, own if mine else self.codec.unpack(message, self._expected, *allowed, source).vector
 
+    @phase("gather")
     def gather(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:
         """Everybody's vector. This rank's has no index below `low`; the note is a few numbers to go with it."""
         packed = self._packed(vector, low, note)
@@ -101,18 +114,22 @@ class Channel:
         self.check_order(gathered.vectors)
         return gathered
 
+    @phase("send")
     def send(self, vector: SparseVector, to: int) -> None:
         """Send a vector to one rank, who receives."""
         self.comm.send_recv(self._packed(vector).message, to, None)
 
+    @phase("receive")
     def receive(self, source: int) -> SparseVector:
         """Receive a vector from one rank, who sends."""
         return self._unpacked(self.comm.send_recv(_nothing(), None, source), source)
 
+    @phase("swap")
     def swap(self, vector: SparseVector, to: int, source: int) -> SparseVector:
         """Send a vector to one rank while receiving one from another."""
         return self._unpacked(self.comm.send_recv(self._packed(vector).message, to, source), source)
 
+    @phase("pass down")
     def pass_down(self, vector: SparseVector, parent: int | None, children: Sequence[int]) -> SparseVector:
         """The root's vector, handed on from parents to children as it is: rounding it again would change it."""
         if parent is None:
@@ -128,6 +145,7 @@ class Channel:
         """A vector ready to be handed from rank to rank as it is."""
         return self._packed(vector)
 
+    @phase("swap")
     def swap_wrapped(self, wrapped: Sequence[Packed], to: int, source: int) -> list[Packed]:
         """Send wrapped vectors to one rank while receiving as many from another, in one message."""
         sizes = torch.tensor([packed.message.numel() for packed in wrapped], dtype=torch.int64)

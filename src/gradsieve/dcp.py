@@ -1,0 +1,51 @@
+"""All ranks' states out of a folder that `torch.distributed.checkpoint` wrote, for a run of another size.
+
+A run of the same size needs none of this: a sieve can be given to `dcp.save` and `dcp.load` as it is, since its state
+has the rank in its keys. Loading asks for the keys of the ranks there are now; those of other ranks are read here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import torch
+
+from gradsieve.errors import InputError
+
+PLACE = re.compile(r"rank \d+ of \d+")
+
+
+def read_states(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What all ranks' sieves saved to a folder, to be given to `Sieve.load_state_dict`. No rank waits for another."""
+    # Costs a second, and most runs never come here.
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    metadata = FileSystemReader(folder).read_metadata()
+    flat: dict[str, Any] = {}
+    paths: dict[str, tuple[Any, ...]] = {}
+    for name, path in (metadata.planner_data or {}).items():
+        depth = next((d for d, key in enumerate(path) if PLACE.fullmatch(str(key))), None)
+        if depth is not None and name in metadata.state_dict_metadata:
+            stored = metadata.state_dict_metadata[name]
+            flat[name] = None
+            if isinstance(stored, TensorStorageMetadata):
+                flat[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
+            paths[name] = tuple(path[depth:])
+    if not flat:
+        raise InputError(f"no sieve was saved to {os.fspath(folder)}: none of its keys is like 'rank 0 of 4'")
+    load(flat, storage_reader=FileSystemReader(folder), no_dist=True)
+    states: dict[str, Any] = {}
+    for name, path in paths.items():
+        _place(states, path, flat[name])
+    return states
+
+
+def _place(states: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+    inner = states
+    for key in path[:-1]:
+        inner = inner.setdefault(key, {})
+    inner[path[-1]] = value
