@@ -43,7 +43,7 @@ class Sieve:
         """The recipe with these periods."""
         if self.recipe != "oktopk":
             return recipe(self.recipe)
-        return OkTopkRecipe(Threshold(self.threshold_every), OkTopk(self.threshold_every, self.repartition_every))
+        return OkTopkRecipe(Threshold(self.threshold_every), OkTopk(self.repartition_every))
 
 
 @dataclass(frozen=True)
