@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from gradsieve.cli.bench import bench
+from gradsieve.cli.compare import compare
 from gradsieve.cli.data import data
 from gradsieve.cli.demo import demo
 from gradsieve.cli.lab import lab
@@ -34,6 +35,7 @@ app.add_command(listing)
 app.add_command(bench)
 app.add_command(demo)
 app.add_command(train)
+app.add_command(compare)
 app.add_command(lab)
 app.add_command(data)
 

@@ -76,7 +76,7 @@ class Bars:
             case "train":
                 self._bars.update(self._tasks[name], completed=row["step"], **_training(row))
             case "test":
-                self._bars.update(self._tasks[name], score=_score(row))
+                self._bars.update(self._tasks[name], score=first_score(row))
             case "end":
                 self._bars.stop()
                 _tell_end(row)
@@ -98,7 +98,8 @@ def _training(row: Row) -> Row:
     }
 
 
-def _score(row: Row) -> str:
+def first_score(row: Row) -> str:
+    """Of a test: the one to compare by."""
     skipped = {"event", "step", "epoch", "label", "seed", "seconds", "bytes_received", "skipped_steps"}
     name, value = next((name, value) for name, value in row.items() if name not in skipped)
     return f"{name.replace('_', ' ')} {value:.3f}"
