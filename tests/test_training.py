@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,10 +72,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, capsys: pyte
     run(*options, "--out", str(whole))
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in (lines[0], lines[-1])] == ["start", "end"]
-    run(*options, "--out", str(cut))
+    shutil.copytree(whole, cut)
     for later in checkpoint.finished(cut)[1:]:  # as if it had been killed after the first one
         later.rename(tmp_path / later.name)
     (cut / "result.json").unlink()
+    with (cut / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "tr')  # and in the middle of a line
     run("--resume", str(cut))
     assert checkpoint.finished(cut)[-1].name == "step-00000008"
     assert result(cut)["digest"] == result(whole)["digest"]
