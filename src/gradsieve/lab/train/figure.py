@@ -80,7 +80,11 @@ def _draw(axes: Any, curve: Curves, axis: Axis, field: str, color: str, smoothed
 
 def _finish(axes: Any, axis: Axis, last_row: bool) -> None:
     if axis.logarithmic:
+        from matplotlib.ticker import FuncFormatter, NullFormatter
+
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=FAINT, length=0, which="both")
