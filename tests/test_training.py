@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(tmp_path: Path) -> None
 
 
 def test_torchrun_is_joined(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--no-python"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
     train = [
         sys.executable,
         "-m",

@@ -61,10 +61,13 @@ def plan_of(settings: dict[str, Any], **more: Any) -> Plan:
 
 
 def run_folder(out: Path | None, name: str) -> Path:
-    """Where results go."""
+    """Where results go; made by rank 0, whose name for it all will use."""
     from gradsieve.lab.train.journal import make_folder
+    from gradsieve.lab.train.world import found_world
 
-    return make_folder(out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
+    folder = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    world = found_world()
+    return make_folder(folder) if world is None or world.rank == 0 else folder
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def launch(
     size = world_size(workers, world)
     if world is not None:
         with joined(world, device, seconds):
-            return work(on_report if world.rank == 0 else _nobody, device, folder, *arguments)
+            return work(on_report if world.rank == 0 else _nobody, device, _that_of_first(folder), *arguments)
     if device != "cpu":
         raise InputError(f"local workers run on the CPU: start under torchrun to use {device}")
     return run_workers(size, _local, folder, work, arguments, on_report=on_report, timeout_seconds=seconds)[0]
@@ -79,6 +79,15 @@ def _local(worker: Worker, folder: Path, work: Work, arguments: tuple[Any, ...])
         if not isinstance(error, GradsieveError):
             traceback.print_exc()
         raise
+
+
+def _that_of_first(folder: Path) -> Path:
+    """Rank 0's: a name with the time in it may differ from rank to rank."""
+    import torch.distributed as dist
+
+    told = [str(folder)]
+    dist.broadcast_object_list(told, 0)
+    return Path(told[0])
 
 
 def _nobody(report: Any) -> None:
