@@ -105,7 +105,7 @@ def test_list_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--workers", "two"], "workers must be a whole number, got 'two'"),
         (["demo", "--density", "-1"], "density must be in (0, 1], got -1"),
         (["demo", "--out", "/dev/null/here"], "cannot write to /dev/null/here"),
-        (["train"], "No such command 'train'."),
+        (["fly"], "No such command 'fly'."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -21,6 +21,7 @@ from gradsieve.lab.models import MODELS
 from gradsieve.lab.workloads import WORKLOADS, Limits, Sieve, Task, set_rate
 from gradsieve.lab.workloads.optimizer import Adam, Sgd
 from gradsieve.lab.workloads.schedule import Cosine, Exponential, Linear, Steps
+from gradsieve.reducers.oktopk import OkTopk
 
 LIMITS = Limits(train=32, test=12)
 
@@ -154,6 +155,7 @@ def test_published_settings_are_as_published() -> None:
 def test_a_sieve_builds_its_recipe() -> None:
     recipe = Sieve("oktopk", 0.01, threshold_every=128, repartition_every=7).build()
     assert (recipe.selector.period, recipe.reducer.repartition_every) == (128, 7)
+    assert recipe.reducer.imbalance == OkTopk().imbalance
     assert Sieve("gtopk").build() == Sieve("gtopk", 0.5).build()
     with pytest.raises(InputError, match=r"density must be in \(0, 1\], got 2"):
         Sieve(density=2)

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import click
 
 from gradsieve.cli.bench import bench
+from gradsieve.cli.compare import compare
 from gradsieve.cli.data import data
 from gradsieve.cli.demo import demo
 from gradsieve.cli.lab import lab
 from gradsieve.cli.listing import listing
+from gradsieve.cli.train import train
 from gradsieve.errors import GradsieveError
 from gradsieve.version import __version__
 
@@ -32,6 +34,8 @@ def app() -> None:
 app.add_command(listing)
 app.add_command(bench)
 app.add_command(demo)
+app.add_command(train)
+app.add_command(compare)
 app.add_command(lab)
 app.add_command(data)
 

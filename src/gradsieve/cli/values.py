@@ -11,9 +11,9 @@ from gradsieve.errors import InputError
 SUFFIXES = {"K": 10**3, "M": 10**6, "G": 10**9}
 
 
-def count(context: click.Context, option: click.Parameter, value: Any) -> int:
-    """A whole number of at least one; also as `14.7M` or `1e6`."""
-    return _count(option, value)
+def count(context: click.Context, option: click.Parameter, value: Any) -> int | None:
+    """A whole number of at least one, also as `14.7M` or `1e6`; or nothing."""
+    return None if value is None else _count(option, value)
 
 
 def counts(context: click.Context, option: click.Parameter, values: tuple[Any, ...]) -> tuple[int, ...]:
@@ -21,9 +21,9 @@ def counts(context: click.Context, option: click.Parameter, values: tuple[Any, .
     return tuple(_count(option, value) for value in values)
 
 
-def density(context: click.Context, option: click.Parameter, value: Any) -> float:
-    """The share of entries that is sent."""
-    return _density(value)
+def density(context: click.Context, option: click.Parameter, value: Any) -> float | None:
+    """The share of entries that is sent, or nothing."""
+    return None if value is None else _density(value)
 
 
 def densities(context: click.Context, option: click.Parameter, values: tuple[Any, ...]) -> tuple[float, ...]:
@@ -56,7 +56,7 @@ def _repeated(args: list[str], options: set[str]) -> list[str]:
 
 
 def _count(option: click.Parameter, value: Any) -> int:
-    name = str(option.opts[0]).removeprefix("--")
+    name = _name(option)
     try:
         number = _number(str(value))
     except (ValueError, OverflowError):
@@ -83,3 +83,33 @@ def _density(value: Any) -> float:
     if not 0 < number <= 1:
         raise InputError(f"density must be in (0, 1], got {value}")
     return number
+
+
+def positive(context: click.Context, option: click.Parameter, value: Any) -> float | None:
+    """A number above zero, or nothing."""
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not 0 < number < float("inf"):
+        raise InputError(f"{_name(option)} must be a positive number, got {value}")
+    return number
+
+
+def group_size(context: click.Context, option: click.Parameter, value: Any) -> float | None:
+    """Megabytes, or `none`."""
+    return None if value is None or str(value).lower() == "none" else positive(context, option, value)
+
+
+def names(context: click.Context, option: click.Parameter, value: str) -> tuple[str, ...]:
+    """Several, with commas in between, each once."""
+    found = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    if not found:
+        raise InputError(f"{_name(option)} must name at least one, got {value!r}")
+    return found
+
+
+def _name(option: click.Parameter) -> str:
+    return str(option.opts[0]).removeprefix("--")

@@ -44,6 +44,10 @@ Place = Callable[[int], str]
 class WorkerError(GradsieveError, RuntimeError):
     """A worker failed; the sentence has its rank and its message."""
 
+    def __init__(self, sentence: str, rank: int) -> None:
+        super().__init__(sentence)
+        self.rank = rank
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -142,7 +146,8 @@ class _Staff:
                 assert isinstance(pipe, Connection)
                 failure = self._heard(pipe, on_report)
                 if failure is not None:
-                    raise WorkerError(self._cause(failure).sentence)
+                    cause = self._cause(failure)
+                    raise WorkerError(cause.sentence, cause.rank)
         return [self.finished[rank] for rank in range(self.size)]
 
     def dismiss(self) -> None:

@@ -1,0 +1,213 @@
+"""A run from its first step to its last, on one rank: train, log, test, probe, save. Rank 0 tells and writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradsieve.lab.train import checkpoint
+from gradsieve.lab.train.journal import PROBE, Journal, Row
+from gradsieve.lab.train.plan import Plan
+from gradsieve.lab.train.replica import PHASES, Interval, Replica
+from gradsieve.lab.workloads import Task
+
+REHEARSED_STEPS = 2
+
+Tell = Callable[[Row], None]
+"""Told what happens, as it happens; `event` says what it is: start, train, test, probe, checkpoint, end."""
+
+
+@dataclass
+class Totals:
+    """So far, the same on all ranks: times are means over ranks, bytes the most any of them received."""
+
+    seconds: float = 0.0  # of training alone: no tests, no checkpoints
+    bytes_received: int = 0
+    skipped_steps: int = 0
+    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+
+class Course:
+    """One replica's run. All ranks make it together, and call its methods together."""
+
+    def __init__(self, plan: Plan, task: Task[Any], folder: Path, tell: Tell, device: str = "cpu") -> None:
+        self.plan, self.task = plan, task
+        self.replica = Replica(plan, task, device)
+        self.pace = plan.pace(self.replica.total_steps)
+        self.totals = Totals()
+        self.scores: Row = {}
+        self.losses: list[float] = []
+        self.diverged = False
+        self._journal = Journal(folder)
+        self._tell = tell if self.replica.rank == 0 else None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.diverged or self.replica.step >= self.pace.total
+
+    def begin(self, resume: bool = False) -> None:
+        """Before the first step: from a checkpoint, if asked for."""
+        facts = self._facts()
+        if resume:
+            self._load()
+        if self._tell is not None:
+            if resume:
+                self._journal.go_on(self.plan, facts, self.replica.step)
+            else:
+                self._journal.begin(self.plan, facts)
+        self._announce("start", {"folder": str(self._journal.folder), **facts}, write=False)
+
+    def advance(self) -> None:
+        """Train until something is to be done besides, and do it."""
+        interval = self.replica.advance(self.pace.next_stop(self.replica.step) - self.replica.step)
+        self._log(interval)
+        self._note_probe()
+        step = self.replica.step
+        if self.diverged:
+            return
+        if self.pace.tests_at(step):
+            self.scores = dict(self.replica.evaluate())
+            self._announce("test", {**self.scores, **self._so_far()})
+        if self.pace.saves_at(step):
+            self._save()
+
+    def end(self) -> Row:
+        """After the last step; what it came to."""
+        digests: list[Any] = [None] * self.replica.size
+        dist.all_gather_object(digests, self.replica.digest())
+        steps = max(1, self.replica.step)
+        result = {
+            "workload": self.plan.workload,
+            "recipe": self.plan.exchange.label,
+            "seed": self.plan.seed,
+            "steps": self.replica.step,
+            "diverged": self.diverged,
+            "train_loss": self.losses[-1] if self.losses else None,
+            "scores": self.scores,
+            "seconds": self.totals.seconds,
+            "step_seconds": self.totals.seconds / steps,
+            "phase_seconds": {name: seconds / steps for name, seconds in self.totals.phases.items()},
+            "bytes_received_per_step": self.totals.bytes_received / steps,
+            "skipped_steps": self.totals.skipped_steps,
+            "replicas_equal": len(set(digests)) == 1,
+            "digest": digests[0],
+        }
+        self.replica.close()
+        if self._tell is not None:
+            self._journal.end(result)
+        self._announce("end", result, write=False)
+        return result
+
+    def _facts(self) -> Row:
+        """What a plan has come to."""
+        replica, exchange = self.replica, self.plan.exchange
+        return {
+            "workers": replica.size,
+            "parameters": sum(parameter.numel() for parameter in replica.bare.parameters()),
+            "train_samples": len(self.task.train),
+            "test_samples": len(self.task.test),
+            "total_steps": self.pace.total,
+            "steps_per_epoch": replica.steps_per_epoch,
+            "batch": replica.preset.batch,
+            "optimizer": repr(exchange.optimizer(replica.preset)),
+            "recipe": "DDP's own all_reduce" if exchange.is_plain else repr(exchange.build(replica.preset)),
+            "density": None if exchange.is_plain else repr(replica.schedule),
+            "metrics": [metric.name for metric in self.task.metrics],
+            "threads": torch.get_num_threads(),
+        }
+
+    def _log(self, interval: Interval) -> None:
+        sums, most = _gathered(interval)
+        size, steps = self.replica.size, interval.steps
+        mean = {name: value / size / steps for name, value in zip(("loss", *PHASES), sums, strict=False)}
+        self.totals.seconds += sum(mean[name] for name in PHASES) * steps
+        self.totals.bytes_received += most[0]
+        self.totals.skipped_steps += interval.skipped
+        for name in PHASES:
+            self.totals.phases[name] += mean[name] * steps
+        self.losses.append(mean["loss"])
+        self.diverged = not math.isfinite(mean["loss"])
+        row = {
+            "loss": mean["loss"],
+            "rate": self.replica.rate_of(self.replica.step - 1),
+            **{f"{name}_seconds": mean[name] for name in PHASES},
+            "step_seconds": sum(mean[name] for name in PHASES),
+            "step_bytes": most[0] / steps,
+            "selected": interval.selected / steps,
+            "delivered": interval.delivered / steps,
+            **self._so_far(),
+        }
+        self._announce("train", row)
+
+    def _so_far(self) -> Row:
+        return {
+            "seconds": self.totals.seconds,
+            "bytes_received": self.totals.bytes_received,
+            "skipped_steps": self.totals.skipped_steps,
+        }
+
+    def _note_probe(self) -> None:
+        probe = self.replica.probe
+        if probe is None:
+            return
+        for row in probe.taken():
+            if self._tell is not None:
+                self._journal.add(row, PROBE)
+            self._announce("probe", {name: row[name] for name in ("xi", "contraction")}, write=False)
+
+    def _announce(self, event: str, row: Row, write: bool = True) -> None:
+        if self._tell is None:
+            return
+        whole = {"event": event, "step": self.replica.step, "epoch": self.replica.progress, **row}
+        if write:
+            self._journal.add(whole)
+        self._tell({**whole, "label": self.plan.exchange.label, "seed": self.plan.seed})
+
+    def _save(self) -> None:
+        replica = self.replica
+        # Plain containers only: so that reading runs nothing that was written.
+        totals = {**vars(self.totals), "scores": self.scores, "losses": self.losses[-1:]}
+        shared = {**replica.shared_state(), "totals": totals} if replica.rank == 0 else None
+        path = checkpoint.save(self._journal.folder, replica.step, shared, replica.own_state())
+        self._announce("checkpoint", {"path": str(path)}, write=False)
+
+    def _load(self) -> None:
+        saved = checkpoint.load_latest(self._journal.folder, self.replica.rank, self.replica.size)
+        self.replica.load(saved.shared, saved.own)
+        totals = dict(saved.shared["totals"])
+        self.scores, self.losses = totals.pop("scores"), totals.pop("losses")
+        self.totals = Totals(**totals)
+
+
+def _gathered(interval: Interval) -> tuple[list[float], list[int]]:
+    """Sums of loss and phases, maxima of bytes, over all ranks."""
+    sums = torch.tensor([interval.loss, *interval.phases.values()], dtype=torch.float64)
+    most = torch.tensor([interval.bytes_received], dtype=torch.int64)
+    dist.all_reduce(sums)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return sums.tolist(), most.tolist()
+
+
+def rehearse(plan: Plan, task: Task[Any], device: str) -> None:
+    """Two steps of a replica that is thrown away: kernels are compiled and torch's parts loaded before time counts."""
+    replica = Replica(plan, task, device)
+    replica.advance(min(REHEARSED_STEPS, replica.total_steps))
+    replica.close()
+
+
+def train_everywhere(tell: Tell, device: str, folder: Path, plan: Plan, resume: bool) -> Row:
+    """One run, on this rank of an initialized world; what `launch` starts on all ranks."""
+    task = plan.open()
+    rehearse(plan, task, device)
+    course = Course(plan, task, folder, tell, device)
+    course.begin(resume)
+    while not course.done:
+        course.advance()
+    return course.end()

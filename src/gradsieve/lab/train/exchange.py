@@ -1,0 +1,81 @@
+"""How gradients travel in a run: recipes by name, those without error feedback among them, as a preset has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gradsieve.errors import InputError
+from gradsieve.feedback import MomentumResidual, NoFeedback
+from gradsieve.lab.workloads.optimizer import OptimizerSetting, Sgd
+from gradsieve.lab.workloads.workload import Preset
+from gradsieve.recipes import RECIPES, Recipe, recipe
+from gradsieve.registry import Registry
+from gradsieve.schedules import Constant, Schedule, Steps
+
+DENSE = "dense"
+WITHOUT = "-nofeedback"
+
+EXCHANGES: Registry[str] = Registry(
+    "recipe",
+    {**{name: name for name in RECIPES}, **{f"{name}{WITHOUT}": name for name in RECIPES if name != DENSE}},
+)
+"""Every recipe, and every one without error feedback, to show what feedback is for; to the recipe's own name."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What is chosen of it. `dense` is plain DDP with no hook at all: the honest baseline."""
+
+    recipe: str
+    density: float | None = None  # share of entries that is sent; None is the preset's, with its warm-up
+    values: str = "exact"  # how values are written; fewer bits send less
+    dense_steps: int = 0  # steps at the start that send everything; more is safer, and slower
+    group_mb: float | None = 25.0  # the most that is exchanged as one; less overlaps sooner, None is the whole model
+
+    def __post_init__(self) -> None:
+        base = EXCHANGES[self.recipe]
+        recipe(base, values=self.values)
+        if self.density is not None and not 0 < self.density <= 1:
+            raise InputError(f"density must be in (0, 1], got {self.density}")
+        if self.dense_steps < 0:
+            raise InputError(f"dense steps must not be negative, got {self.dense_steps}")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether DDP does it alone."""
+        return self.recipe == DENSE
+
+    @property
+    def label(self) -> str:
+        """For tables and plots."""
+        return self.recipe if self.values == "exact" else f"{self.recipe} {self.values}"
+
+    def build(self, preset: Preset) -> Recipe:
+        """The recipe, with the preset's periods, and with the optimizer's momentum where it takes its place."""
+        base = EXCHANGES[self.recipe]
+        made = replace(preset.sieve, recipe=base).build()
+        coded = recipe(base, values=self.values)
+        made = replace(made, reducer=replace(made.reducer, codec=coded.reducer.codec))
+        if isinstance(made.feedback, MomentumResidual):
+            made = replace(made, feedback=MomentumResidual(_momentum(preset.optimizer)))
+        return replace(made, feedback=NoFeedback()) if self.recipe.endswith(WITHOUT) else made
+
+    def optimizer(self, preset: Preset) -> OptimizerSetting:
+        """The preset's; without momentum where the recipe has it."""
+        setting = preset.optimizer
+        takes_over = not self.is_plain and isinstance(self.build(preset).feedback, MomentumResidual)
+        return replace(setting, momentum=0.0, nesterov=False) if takes_over and isinstance(setting, Sgd) else setting
+
+    def schedule(self, preset: Preset, steps_per_epoch: int) -> Schedule:
+        """A density that was asked for holds throughout; the preset's comes after its warm-up."""
+        if self.density is not None:
+            return Constant(self.density, self.dense_steps)
+        densities = (*preset.sieve.warmup, preset.sieve.density)
+        if len(densities) == 1:
+            return Constant(densities[0], self.dense_steps)
+        return Steps(densities, steps_per_epoch, self.dense_steps)
+
+
+def _momentum(setting: OptimizerSetting) -> float:
+    """Adam has a momentum of its own kind, which stays with it: there the residual is a plain one."""
+    return setting.momentum if isinstance(setting, Sgd) else 0.0

@@ -1,0 +1,149 @@
+"""The world a process finds itself in: that of torchrun, Slurm or MPI, told by their variables; or none yet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+from gradsieve.errors import InputError
+
+PORT = 29500
+SLURM_PORTS = (20_000, 20_000)  # the first, and how many: jobs of one machine must not meet
+NOT_A_STEP = 4_294_967_290  # Slurm's numbers from here on are batch scripts and the like: one process, no world
+
+
+class Launcher(NamedTuple):
+    """The variables by which a launcher tells a process its place."""
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str
+
+
+LAUNCHERS = (
+    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    Launcher("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    Launcher("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place, and where all meet."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    address: str
+    port: int
+
+
+def found_world(environment: Mapping[str, str] = os.environ) -> World | None:
+    """The one a launcher has made; None where this process was started by itself."""
+    for launcher in LAUNCHERS:
+        if launcher.rank in environment and launcher.size in environment:
+            if launcher.name == "Slurm" and not _is_step(environment):
+                continue
+            rank, size, local = (
+                _number(environment, name) for name in (launcher.rank, launcher.size, launcher.local_rank)
+            )
+            if not 0 <= rank < size:
+                raise InputError(f"{launcher.name} says that this is rank {rank} of {size}: is the environment whole?")
+            return World(launcher.name, rank, size, local, *_meeting_place(launcher.name, rank, size, environment))
+    return None
+
+
+@contextlib.contextmanager
+def joined(world: World, device: str, timeout_seconds: float) -> Iterator[None]:
+    """Inside, the process group of that world."""
+    import torch
+    import torch.distributed as dist
+
+    if device == "cuda":
+        torch.cuda.set_device(world.local_rank)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+        init_method=f"tcp://{world.address}:{world.port}",
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout_seconds),
+    )
+    yield
+    # Without a barrier right before, Gloo's threads can meet an interpreter that is already going down.
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _meeting_place(launcher: str, rank: int, size: int, environment: Mapping[str, str]) -> tuple[str, int]:
+    if "MASTER_ADDR" in environment:
+        return environment["MASTER_ADDR"], _number(environment, "MASTER_PORT", PORT)
+    if size == 1:
+        return "127.0.0.1", _free_port()
+    if launcher == "Slurm":
+        first, count = SLURM_PORTS
+        return _first_host(environment), first + _number(environment, "SLURM_JOB_ID", 0) % count
+    if launcher != "torchrun" and (place := _place_by_mpi(rank)) is not None:
+        return place
+    raise InputError(
+        f"rank {rank}: {launcher} gives no place to meet: set MASTER_ADDR (a name or address of rank 0's machine) and "
+        "MASTER_PORT for all ranks, or install mpi4py for the same MPI"
+    )
+
+
+def _place_by_mpi(rank: int) -> tuple[str, int] | None:
+    """Rank 0 names its machine and a free port to the others."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return None
+    import socket
+
+    place = (socket.gethostname(), _free_port()) if rank == 0 else None
+    host, port = MPI.COMM_WORLD.bcast(place)
+    machines = set(MPI.COMM_WORLD.allgather(socket.gethostname()))
+    return ("127.0.0.1" if len(machines) == 1 else host), port
+
+
+def _is_step(environment: Mapping[str, str]) -> bool:
+    """Whether srun started this process; a batch script has a rank too, but is alone."""
+    step = environment.get("SLURM_STEP_ID", "")
+    return step.isdigit() and int(step) < NOT_A_STEP
+
+
+def _first_host(environment: Mapping[str, str]) -> str:
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
+        told = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=20, check=True
+        )
+        return told.stdout.split()[0]
+    # Such as `node[03-07,9],other`: without Slurm's own tool the first name is put together here.
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodes)
+    if match is None:
+        raise InputError("Slurm does not say which nodes this job has: set MASTER_ADDR and MASTER_PORT")
+    return "".join(part or "" for part in match.groups())
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as listening:
+        listening.bind(("", 0))
+        return int(listening.getsockname()[1])
+
+
+def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = environment.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{name} must be a whole number, got {text!r}") from None

@@ -1,0 +1,249 @@
+"""The trainer: real workers, real data (digits), few steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradsieve.cli import main
+from gradsieve.errors import InputError, UnknownNameError
+from gradsieve.feedback import MomentumResidual, NoFeedback
+from gradsieve.lab.train import checkpoint
+from gradsieve.lab.train.exchange import Exchange
+from gradsieve.lab.train.journal import read_rows
+from gradsieve.lab.train.plan import Pace, Plan
+from gradsieve.lab.train.world import found_world
+from gradsieve.lab.workers import Worker, run_workers
+from gradsieve.lab.workloads import WORKLOADS
+
+SMALL = [
+    "resnet20",
+    "--workers",
+    "2",
+    "--batch",
+    "4",
+    "--train-samples",
+    "64",
+    "--test-samples",
+    "40",
+    "--log-every",
+    "2",
+]
+
+
+def run(*arguments: str) -> None:
+    assert main(["train", *arguments, "--json"]) == 0
+
+
+def result(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return read
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if not name.endswith("seconds")} for row in rows]
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    options = [
+        *SMALL,
+        "--recipe",
+        "oktopk",
+        "--values",
+        "bf16",
+        "--steps",
+        "8",
+        "--checkpoint-every",
+        "3",
+        "--probe",
+        "2",
+    ]
+    run(*options, "--out", str(whole))
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"] for line in (lines[0], lines[-1])] == ["start", "end"]
+    shutil.copytree(whole, cut)
+    for later in checkpoint.finished(cut)[1:]:  # as if it had been killed after the first one
+        later.rename(tmp_path / later.name)
+    (cut / "result.json").unlink()
+    with (cut / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "tr')  # and in the middle of a line
+    run("--resume", str(cut))
+    assert checkpoint.finished(cut)[-1].name == "step-00000008"
+    assert result(cut)["digest"] == result(whole)["digest"]
+    assert result(cut)["scores"] == result(whole)["scores"]
+    for name in ("metrics.jsonl", "probe.jsonl"):
+        rows = read_rows(whole / name)
+        assert rows
+        assert without_times(read_rows(cut / name)) == without_times(rows)
+    probe = read_rows(whole / "probe.jsonl")[-1]
+    assert [row["step"] for row in read_rows(whole / "probe.jsonl")] == [2, 4, 6, 8]
+    assert probe["contraction_exact"] <= probe["contraction"] <= 1
+    assert probe["contraction_exact"] <= probe["bound"]
+    assert sum(probe["histogram"]["counts"]) <= probe["numel"]
+    config = json.loads((whole / "config.json").read_text())
+    assert config["workers"] == 2
+    assert "bf16" in config["recipe"]
+    assert json.loads((whole / "environment.json").read_text())["cores"] >= 1
+    capsys.readouterr()
+    assert main(["train", "--resume", str(cut), "--recipe", "topka"]) == 2
+    assert "recipe cannot change in a resumed run: it was oktopk, got topka" in capsys.readouterr().err
+    assert main(["train", "--resume", str(cut), "--workers", "3"]) == 2
+    assert "was saved by 2 workers, this run has 3" in capsys.readouterr().err
+
+
+def full_disk(worker: Worker, folder: Path) -> str:
+    """A limit on the size of files is a disk that is full, without root."""
+    state = {"values": torch.zeros(50_000)}
+    checkpoint.save(folder, 1, state if worker.rank == 0 else None, {"rank": worker.rank})
+    if worker.rank == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    try:
+        checkpoint.save(folder, 2, state if worker.rank == 0 else None, {"rank": worker.rank})
+    except checkpoint.CheckpointError as error:
+        return str(error)
+    return "saved"
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_intact(tmp_path: Path) -> None:
+    for said in run_workers(2, full_disk, tmp_path):
+        assert "rank 0: cannot write the checkpoint" in said
+        assert "step-00000001, is intact" in said
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    saved = checkpoint.load_latest(tmp_path, rank=1, size=2)
+    assert saved.own == {"rank": 1}
+    assert torch.equal(saved.shared["values"], torch.zeros(50_000))
+
+
+def test_torchrun_is_joined(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    train = [
+        sys.executable,
+        "-m",
+        "gradsieve.cli",
+        "train",
+        *SMALL[:1],
+        *SMALL[3:],
+        "--recipe",
+        "dense",
+        "--steps",
+        "2",
+    ]
+    done = subprocess.run(
+        [*command, *train, "--out", str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["event"] for line in lines].count("end") == 1
+    assert lines[0]["workers"] == 2
+    assert result(tmp_path)["replicas_equal"] is True
+
+
+DYING = """
+import os, sys
+import gradsieve.lab.train.replica as replica
+step = replica.Replica._step
+def die(self, interval):
+    if self.rank == 1 and self.step == 1:
+        print("this is what it said", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), 9)
+    step(self, interval)
+replica.Replica._step = die
+"""
+
+
+def test_a_worker_that_dies_is_named_with_its_last_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DYING)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    assert main(["train", *SMALL, "--steps", "4", "--out", str(tmp_path / "run"), "--json"]) == 2
+    said = capfd.readouterr().err
+    assert "Last lines of rank 1" in said
+    assert "this is what it said" in said
+    assert "rank 1 ended without a word, by signal SIGKILL" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "name a workload"),
+        (["resnet21"], "unknown workload 'resnet21'; did you mean 'resnet20'?"),
+        (["resnet20", "--recipe", "oktop"], "unknown recipe 'oktop'; did you mean 'oktopk'?"),
+        (["resnet20", "--preset", "papr"], "unknown preset 'papr'; did you mean 'paper'?"),
+        (["resnet20", "--values", "bf17"], "bf17"),
+        (["resnet20", "--epochs", "1", "--steps", "2"], "epochs and steps exclude each other"),
+        (["resnet20", "--lr", "-1"], "lr must be a positive number, got -1"),
+        (["resnet20", "--density", "2"], "density must be in (0, 1], got 2"),
+        (["--resume", "/nowhere"], "is not the folder of a run"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert sentence in said
+
+
+def test_more_workers_than_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["resnet20", "--workers", "2", "--train-samples", "1", "--out", str(tmp_path)]
+    assert main(["train", *options]) == 2
+    assert "there are more workers than samples, 2 and 1" in capsys.readouterr().err
+
+
+def test_worlds_are_found_by_their_variables() -> None:
+    torchrun = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "7"}
+    world = found_world(torchrun)
+    assert world is not None
+    assert (world.launcher, world.rank, world.size, world.address, world.port) == ("torchrun", 1, 3, "a", 7)
+    slurm = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "77"}
+    assert found_world(slurm) is None  # a batch script is alone
+    world = found_world({**slurm, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[03-05,9],other"})
+    assert world is not None
+    assert (world.launcher, world.rank, world.size, world.address, world.port) == ("Slurm", 2, 4, "node03", 20_077)
+    world = found_world({"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "b"})
+    assert world is not None
+    assert (world.launcher, world.size, world.address, world.port) == ("MPI", 2, "b", 29_500)
+    assert found_world({}) is None
+    with pytest.raises(InputError, match="WORLD_SIZE must be a whole number, got 'two'"):
+        found_world({**torchrun, "WORLD_SIZE": "two"})
+    with pytest.raises(InputError, match="rank 5 of 3"):
+        found_world({**torchrun, "RANK": "5"})
+
+
+def test_variants_of_recipes() -> None:
+    preset = WORKLOADS["vgg16"].preset()
+    bare = Exchange("oktopk-nofeedback", values="int8").build(preset)
+    assert isinstance(bare.feedback, NoFeedback)
+    assert bare.reducer.codec.values == "int8"
+    dgc = Exchange("dgc")
+    assert dgc.build(preset).feedback == MomentumResidual(0.9)
+    assert dgc.optimizer(preset).momentum == 0.0  # type: ignore[attr-defined]
+    assert Exchange("oktopk").optimizer(preset) == preset.optimizer
+    paper = WORKLOADS["resnet20"].preset("paper")
+    schedule = Exchange("gtopk").schedule(paper, steps_per_epoch=10)
+    assert [schedule.density_at(step) for step in (0, 10, 20, 999)] == [0.015625, 0.004, 0.001, 0.001]
+    with pytest.raises(UnknownNameError, match="dense-nofeedback"):
+        Exchange("dense-nofeedback")
+
+
+def test_a_plan_survives_json_and_stops_where_it_should() -> None:
+    plan = Plan("resnet20", Exchange("gtopk", 0.01), epochs=1.5, seed=3)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert plan.total_steps(steps_per_epoch=11) == 17
+    pace = Pace(total=10, log=4, evaluate=5, checkpoint=None)
+    stops = [0]
+    while stops[-1] < 10:
+        stops.append(pace.next_stop(stops[-1]))
+    assert stops == [0, 4, 5, 8, 10]
