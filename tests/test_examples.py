@@ -44,6 +44,8 @@ def test_ddp() -> None:
     check(launch("ddp.py"), 60, below=3.5)
 
 
+@pytest.mark.long  # two launches of a framework each
+@pytest.mark.timeout(900)
 def test_lightning_resumes_exactly(tmp_path: Path) -> None:
     pytest.importorskip("lightning", reason="Lightning is in the extra frontends")
     whole = launch("lightning_trainer.py", "--folder", str(tmp_path))
@@ -53,6 +55,8 @@ def test_lightning_resumes_exactly(tmp_path: Path) -> None:
     assert resumed[0]["parameters"] == whole[0]["parameters"]
 
 
+@pytest.mark.long  # two launches of a framework each
+@pytest.mark.timeout(900)
 def test_accelerate_resumes_exactly(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="Accelerate is in the extra frontends")
     whole = launch("accelerate_loop.py", "--folder", str(tmp_path))
@@ -62,6 +66,8 @@ def test_accelerate_resumes_exactly(tmp_path: Path) -> None:
     assert resumed[0]["parameters"] == whole[0]["parameters"]
 
 
+@pytest.mark.long  # two launches of a framework each
+@pytest.mark.timeout(900)
 def test_hf_trainer_resumes_exactly(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is in the extra frontends")
     pytest.importorskip("accelerate", reason="the Trainer needs Accelerate")
