@@ -23,7 +23,7 @@ FLOORS = [
     {"pipeline", "schedules", "rules", "stats", "worker", "reshard", "dcp"},
     {"functional", "groups"},
     {"engine"},
-    {"checkpoint", "handshake"},
+    {"checkpoint", "handshake", "replicas"},
     {"sieve"},
     {"ddp"},
     {"lab"},
