@@ -105,6 +105,43 @@ def replicas_stay_equal_for_long(rank: int) -> None:
     replicas_stay_equal(rank, steps=200)
 
 
+def drift_is_found(rank: int) -> None:
+    """The smallest difference there is, in one weight of one rank."""
+    model, sieve, optimizer = attached("oktopk", check_replicas_every=3)
+    train(model, range(4), rank, optimizer)
+    with torch.no_grad():
+        if rank == 2:
+            weight = model.module.third.weight
+            weight[5, 7] = torch.nextafter(weight[5, 7], torch.tensor(9.0))
+    train(model, range(4, 6), rank, optimizer)  # steps 4 and 5 do not look
+    owed = digest(state_tensors(sieve))
+    with pytest.raises(
+        gradsieve.ReplicaError,
+        match=rf"^rank {rank}: .* rank 2 differs from ranks 0, 1, 3; parameter third.weight is the first of 1 ",
+    ) as info:
+        train(model, range(6, 7), rank, optimizer)
+    assert (info.value.ranks, info.value.parameter) == ((2,), "third.weight")
+    assert digest(state_tensors(sieve)) == owed
+    sieve.close()
+
+
+def replicas_that_are_equal_raise_no_alarm(rank: int) -> None:
+    for dtypes in ((torch.float32,) * 3, (torch.bfloat16, torch.float64, torch.float16)):
+        model, sieve, optimizer = attached(model=Net(dtypes), check_replicas_every=1)
+        before = sieve.stats.traffic.calls
+        train(model, range(5), rank, optimizer)
+        assert sieve.stats.traffic.calls >= before + 5
+        assert sieve.stats.steps == 5
+        sieve.close()
+    # A rank whose inputs have ended keeps its parameters: that is no drift.
+    model, sieve, optimizer = attached(check_replicas_every=1)
+    with model.join():
+        train(model, range(3 + rank), rank, optimizer)
+    assert sieve.stats.steps == 6
+    train(model, range(6, 8), rank, optimizer)
+    sieve.close()
+
+
 def layouts_give_the_same_bits(rank: int) -> None:
     for recipe in ("oktopk", "dgc"):
         seen = {}
@@ -580,6 +617,7 @@ def what_cannot_be_attached_is_refused(rank: int) -> None:
         ({"density": 0.1, "group_mb": 0}, "group_mb must be positive"),
         ({"density": 0.1, "rules": Rules(exclude=("encoder.*",))}, r"pattern 'encoder.\*' matches no parameter"),
         ({"density": 0.1, "local_clip_norm": -1.0}, "local_clip_norm must be positive"),
+        ({"density": 0.1, "check_replicas_every": -1}, "check_replicas_every must not be negative, got -1"),
         ({"density": 0.1, "scaler": 3}, "scaler must be a torch.amp.GradScaler, got int"),
         ({"density": 0.1, "timeout_seconds": 0}, "timeout_seconds must be positive, got 0"),
     ):

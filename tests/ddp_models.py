@@ -71,7 +71,9 @@ def train(model: DistributedDataParallel, steps: range, rank: int, optimizer: to
 
 def attached(recipe: Any = "oktopk", density: Any = 0.05, *, ddp: dict[str, Any] | None = None, **settings: Any) -> Any:
     model = DistributedDataParallel(settings.pop("model", None) or Net(), **(ddp or {}))
-    sieve = gradsieve.attach(model, recipe, density=density, **{"group_mb": GROUP_MB, **settings})
+    sieve = gradsieve.attach(
+        model, recipe, density=density, **{"group_mb": GROUP_MB, "check_replicas_every": 0, **settings}
+    )
     return model, sieve, torch.optim.SGD(model.parameters(), lr=0.1)
 
 

@@ -23,7 +23,7 @@ FLOORS = [
     {"pipeline", "schedules", "rules", "stats", "worker", "reshard", "dcp"},
     {"functional", "groups", "timing", "sinks"},
     {"engine"},
-    {"checkpoint", "handshake"},
+    {"checkpoint", "handshake", "replicas"},
     {"sieve"},
     {"ddp", "optim"},
     {"front"},

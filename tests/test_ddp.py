@@ -15,6 +15,8 @@ JOBS = {
         "density_one_is_dense_ddp",
         "density_one_is_dense_ddp_bit_for_bit_on_whole_numbers",
         "replicas_stay_equal",
+        "drift_is_found",
+        "replicas_that_are_equal_raise_no_alarm",
         "layouts_give_the_same_bits",
         "mixed_dtypes",
         "bfloat16_models",

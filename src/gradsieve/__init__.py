@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gradsieve.errors import MessageError as MessageError
     from gradsieve.errors import MismatchError as MismatchError
     from gradsieve.errors import PeerLostError as PeerLostError
+    from gradsieve.errors import ReplicaError as ReplicaError
     from gradsieve.errors import UnknownNameError as UnknownNameError
     from gradsieve.functional import sparse_allreduce as sparse_allreduce
     from gradsieve.optim import DistributedOptimizer as DistributedOptimizer
@@ -52,7 +53,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "comm": "Comm CountingComm LocalComm TorchComm",
     "ddp": "attach",
-    "errors": "ExchangeError GradsieveError InputError MessageError MismatchError PeerLostError UnknownNameError",
+    "errors": "ExchangeError GradsieveError InputError MessageError MismatchError PeerLostError ReplicaError "
+    "UnknownNameError",
     "functional": "sparse_allreduce",
     "optim": "DistributedOptimizer GTopkSGD GaussianKSGD OkTopkSGD",
     "recipes": "RECIPES Recipe recipe",

@@ -36,11 +36,14 @@ class Settings:
     recipe: Recipe
     schedule: Schedule
     local_clip_norm: float | None = None  # DGC: clip each rank's own gradient to this times size^-1/2; lower clips more
+    check_replicas_every: int = 0  # steps between comparisons of all parameters; fewer finds drift sooner, 0 never
     withhold_unused: bool = False  # what is owed to a parameter waits while its gradient is all zero on this rank
 
     def __post_init__(self) -> None:
         if self.local_clip_norm is not None and not self.local_clip_norm > 0:
             raise InputError(f"local_clip_norm must be positive, got {self.local_clip_norm}")
+        if self.check_replicas_every < 0:
+            raise InputError(f"check_replicas_every must not be negative, got {self.check_replicas_every}")
 
 
 class Engine:

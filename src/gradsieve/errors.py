@@ -19,6 +19,15 @@ class MismatchError(GradsieveError, ValueError):
     """Ranks that must agree do not; the sentence names who differs in what."""
 
 
+class ReplicaError(MismatchError):
+    """Ranks no longer have the same parameters; the sentence names who differs, and where first."""
+
+    def __init__(self, text: str = "", *, ranks: tuple[int, ...] = (), parameter: str | None = None) -> None:
+        super().__init__(text)
+        self.ranks = ranks  # that differ from most; all of them if no state has a majority
+        self.parameter = parameter  # the first that is not the same
+
+
 class MessageError(GradsieveError, ValueError):
     """What arrived from a peer is not a well formed message; nothing of it was used."""
 

@@ -26,6 +26,7 @@ def facts(groups: Sequence[Group], settings: Settings, rules: Rules) -> dict[str
         "recipe": repr(settings.recipe),
         "density": str(settings.schedule),
         "local_clip_norm": repr(settings.local_clip_norm),
+        "check_replicas_every": repr(settings.check_replicas_every),
         "withholding of unused parameters": repr(settings.withhold_unused),
         "rules": repr(rules),
         "number of parameters": str(len(names)),

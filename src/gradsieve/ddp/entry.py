@@ -28,6 +28,7 @@ from gradsieve.sinks import Sink
 from gradsieve.worker import Worker
 
 DEFAULT_GROUP_MB = 25.0
+DEFAULT_CHECK_REPLICAS_EVERY = 100
 
 
 def attach(
@@ -39,6 +40,7 @@ def attach(
     group_mb: float | None = DEFAULT_GROUP_MB,
     scaler: Scaler | None = None,
     local_clip_norm: float | None = None,
+    check_replicas_every: int = DEFAULT_CHECK_REPLICAS_EVERY,
     timeout_seconds: float | None = None,
     sinks: Sequence[Sink] = (),
 ) -> Sieve:
@@ -47,15 +49,16 @@ def attach(
     `density` is the fraction of entries to send, or a schedule of it. `rules` say which parameters go dense.
     `group_mb` is the most that is selected from and sent as one; None is the whole model, as in the papers, and leaves
     nothing to overlap with backward. `scaler` is the `GradScaler` in use, if any. `local_clip_norm` clips each rank's
-    gradient before it is added to what it owes, as DGC does. `timeout_seconds` is how long to wait for a peer; that of
-    the model's process group if not given. `sinks` get the figures of every step.
+    gradient before it is added to what it owes, as DGC does. Once in `check_replicas_every` steps all ranks' parameters
+    are compared; 0 is never. `timeout_seconds` is how long to wait for a peer; that of the model's process group if
+    not given. `sinks` get the figures of every step.
     """
     _check_model(model)
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise InputError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
     chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe)
     unused = bool(model.find_unused_parameters or model.static_graph)
-    settings = Settings(chosen, as_schedule(density), local_clip_norm, withhold_unused=unused)
+    settings = Settings(chosen, as_schedule(density), local_clip_norm, check_replicas_every, unused)
     the_rules = rules or Rules()
     parameters = _parameters(model)
     groups = cut_into_groups(parameters, the_rules, group_mb)

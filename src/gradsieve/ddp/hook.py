@@ -9,6 +9,7 @@ No `from __future__ import annotations` here: DDP reads the hook's annotations a
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from gradsieve.engine import Engine, Step
 from gradsieve.errors import ExchangeError, GradsieveError, PeerLostError
+from gradsieve.replicas import compare_replicas
 from gradsieve.sieve import Sieve
 
 NO_GRAPH_TASK = -1  # what autograd says outside of a backward pass
@@ -51,6 +53,7 @@ class Feed:
         self.has_run = False
         self._scaler = scaler
         self._pass: Pass | None = None
+        self._compared = False
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
         """One bucket of one backward pass."""
@@ -58,7 +61,9 @@ class Feed:
         in_backward = torch._C._current_graph_task_id() != NO_GRAPH_TASK
         if self._pass is None:
             # DDP's `join` runs the hook outside of any backward pass on ranks whose inputs have ended.
-            self._pass = Pass(self, self._begin() if in_backward else self._begin_joined())
+            self._pass = Pass(
+                self, self._begin() if in_backward else self._begin_joined(), self._comparison(in_backward)
+            )
         elif bucket.index() == 0:
             self._pass.fail(_unfinished(self.engine.comm.rank))
         current = self._pass
@@ -77,6 +82,15 @@ class Feed:
         """A rank whose inputs have ended no longer updates its scaler: then it cannot tell the unit others send in."""
         return self.engine.begin(joined=True, withhold=self._scaler is not None)
 
+    def _comparison(self, in_backward: bool) -> Callable[[], None] | None:
+        """Of all ranks' parameters, if it is time. In `join` a rank whose inputs have ended updates them no more."""
+        every = self.engine.settings.check_replicas_every
+        if not every or (self._compared and self.engine.steps_done % every):
+            return None
+        self._compared = True
+        parameters = {name: tensor for tensor, name in self.names.items()}
+        return lambda: compare_replicas(parameters, self.engine.comm, joined=not in_backward)
+
     def _finish(self) -> None:
         current, self._pass = self._pass, None
         if current is not None:
@@ -86,9 +100,10 @@ class Feed:
 class Pass:
     """One backward pass: its step, and the buckets whose groups are under way."""
 
-    def __init__(self, feed: Feed, step: Step) -> None:
+    def __init__(self, feed: Feed, step: Step, first: Callable[[], None] | None = None) -> None:
         self._feed = feed
         self._step = step
+        self._first = first  # to be done by the worker before anything is exchanged
         self._lock = threading.Lock()
         self._waiting: list[Waiting] = []
         self._done = threading.Event()
@@ -149,8 +164,18 @@ class Pass:
             self._feed.worker.submit(event.wait)
 
     def _start(self) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            self._feed.sieve.worker.submit(lambda: self._run(first))
         for index in self._step.ready() if self._error is None else ():
             self._feed.worker.submit(lambda index=index: self._exchange(index))  # type: ignore[misc]
+
+    def _run(self, first: Callable[[], None]) -> None:
+        """On the worker's thread. Parameters stay as they are until the pass ends, since the optimizer waits for it."""
+        try:
+            first()
+        except BaseException as error:
+            self.fail(error)
 
     def _exchange(self, index: int) -> None:
         """On the worker's thread."""
