@@ -69,7 +69,7 @@ def _fingerprint(parameter: Tensor, factors: Tensor) -> Tensor:
     flat = parameter.detach().reshape(-1)
     words = flat.view(WORDS[flat.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for chunk in words.split(CHUNK_WORDS):
+    for chunk in torch.split(words, CHUNK_WORDS):
         total = total * FOLD + (factors[: chunk.numel()] * chunk).sum()
     return total
 

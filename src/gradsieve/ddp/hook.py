@@ -166,7 +166,7 @@ class Pass:
     def _start(self) -> None:
         first, self._first = self._first, None
         if first is not None:
-            self._feed.sieve.worker.submit(lambda: self._run(first))
+            self._feed.worker.submit(lambda: self._run(first))
         for index in self._step.ready() if self._error is None else ():
             self._feed.worker.submit(lambda index=index: self._exchange(index))  # type: ignore[misc]
 
