@@ -153,6 +153,7 @@ def group_ends(group: int) -> bool:
 @pytest.mark.parametrize("delay_seconds", [0.0, 0.2, 6.0], ids=["at once", "while workers start", "while they work"])
 def test_interrupt_ends_workers_quietly(tmp_path: Path, delay_seconds: float) -> None:
     """Also while the workers are being started, when an interrupt that is only ignored would be lost."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or a background run of the tests hands down "ignored"
     command = [sys.executable, "-m", "gradsieve.cli", "demo", "--workers", "2", "--steps", "9000"]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True, start_new_session=True
