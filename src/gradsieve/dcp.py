@@ -20,8 +20,9 @@ PLACE = re.compile(r"rank \d+ of \d+")
 def read_states(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """What all ranks' sieves saved to a folder, to be given to `Sieve.load_state_dict`. No rank waits for another."""
     # Costs a second, and most runs never come here.
-    from torch.distributed.checkpoint import FileSystemReader, load
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     metadata = FileSystemReader(folder).read_metadata()
     flat: dict[str, Any] = {}
@@ -30,8 +31,9 @@ def read_states(folder: str | os.PathLike[str]) -> dict[str, Any]:
         depth = next((d for d, key in enumerate(path) if PLACE.fullmatch(str(key))), None)
         if depth is not None and name in metadata.state_dict_metadata:
             stored = metadata.state_dict_metadata[name]
-            is_tensor = isinstance(stored, TensorStorageMetadata)
-            flat[name] = torch.empty(stored.size, dtype=stored.properties.dtype) if is_tensor else None
+            flat[name] = None
+            if isinstance(stored, TensorStorageMetadata):
+                flat[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
             paths[name] = tuple(path[depth:])
     if not flat:
         raise InputError(f"no sieve was saved to {os.fspath(folder)}: none of its keys is like 'rank 0 of 4'")
