@@ -80,5 +80,6 @@ def test_ranks_that_lost_a_peer_end_with_its_error() -> None:
     assert victim.code == -9
     for rank, end in enumerate(survivors):
         assert end.code == 1, f"rank {rank} ended with {end.code}: {end.words[-2000:]}"
-        assert f"PeerLostError: rank {rank}: step 4, group 0 of 4" in end.words
+        assert f"PeerLostError: rank {rank}: step 4, all parameters: their comparison failed" in end.words
         assert "lost rank 2 " in end.words
+        assert "in phase comparison of replicas" in end.words

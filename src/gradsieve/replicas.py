@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradsieve.comm import Comm
 from gradsieve.errors import ReplicaError
+from gradsieve.wire.channel import phase
 
 CHUNK_WORDS = 1 << 15  # looked at in one go: their products stay in the cache
 FOLD = 0x2545F4914F6CDD1D  # odd: takes the chunks before this one along
@@ -34,7 +35,8 @@ def compare_replicas(parameters: Mapping[str, Tensor], comm: Comm, *, joined: bo
     `joined`: this rank's inputs have ended. It updates its parameters no more, and is left out of the comparison.
     """
     own = torch.empty(0, dtype=torch.int64) if joined else fingerprints(list(parameters.values()))
-    gathered = [part.tolist() for part in comm.all_gather_v(own)]
+    with phase("comparison of replicas"):
+        gathered = [part.tolist() for part in comm.all_gather_v(own)]
     holders: dict[tuple[int, ...], list[int]] = {}
     for rank, prints in enumerate(gathered):
         if prints:

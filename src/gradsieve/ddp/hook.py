@@ -174,6 +174,8 @@ class Pass:
         """On the worker's thread. Parameters stay as they are until the pass ends, since the optimizer waits for it."""
         try:
             first()
+        except PeerLostError as error:
+            self.fail(_placed(error, self._feed.engine, None))
         except BaseException as error:
             self.fail(error)
 
@@ -211,20 +213,23 @@ def exchange_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
     return feed.take(bucket)
 
 
-def _placed(error: BaseException, engine: Engine, index: int) -> BaseException:
-    """The same kind of error, saying where it happened."""
-    names = engine.groups[index].names
-    shown = ", ".join(names[:SHOWN_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > SHOWN_NAMES else "")
-    text = (
-        f"rank {engine.comm.rank}: step {engine.steps_done}, group {index} of {len(engine.groups)}, "
-        f"parameters {shown}: the exchange failed: {error}"
-    )
+def _placed(error: BaseException, engine: Engine, index: int | None) -> BaseException:
+    """The same kind of error, saying where it happened; without a group, when all parameters were compared."""
+    text = f"rank {engine.comm.rank}: step {engine.steps_done}, {_place(engine, index)} failed: {error}"
     kind = type(error) if isinstance(error, GradsieveError) else ExchangeError
     placed = kind(text)
     if isinstance(error, PeerLostError) and isinstance(placed, PeerLostError):
         placed.peer, placed.phase, placed.group = error.peer, error.phase, index
     placed.__cause__ = error
     return placed
+
+
+def _place(engine: Engine, index: int | None) -> str:
+    if index is None:
+        return "all parameters: their comparison"
+    names = engine.groups[index].names
+    shown = ", ".join(names[:SHOWN_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > SHOWN_NAMES else "")
+    return f"group {index} of {len(engine.groups)}, parameters {shown}: the exchange"
 
 
 def _unfinished(rank: int) -> GradsieveError:
