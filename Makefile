@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 # uv does not read pip's setting for local wheel folders.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
-# uv installs in seconds; where it cannot be had, plain pip does the same.
-INSTALL = if [ -x $(BIN)/uv ]; then $(BIN)/uv pip install -q --python $(BIN)/python $(1); else $(BIN)/pip install -q $(1); fi
+# uv installs in seconds; where it cannot be had, plain pip does the same. Bytecode is compiled once, here: where Python
+# may not write it later, every process of every test would compile torch anew.
+INSTALL = if [ -x $(BIN)/uv ]; then $(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python $(1); else $(BIN)/pip install -q $(1); fi
 
 .PHONY: demo test lint types check-long bench clean
 
