@@ -53,7 +53,6 @@ class Feed:
         self.has_run = False
         self._scaler = scaler
         self._pass: Pass | None = None
-        self._compared = False
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
         """One bucket of one backward pass."""
@@ -85,9 +84,8 @@ class Feed:
     def _comparison(self, in_backward: bool) -> Callable[[], None] | None:
         """Of all ranks' parameters, if it is time. In `join` a rank whose inputs have ended updates them no more."""
         every = self.engine.settings.check_replicas_every
-        if not every or (self._compared and self.engine.steps_done % every):
+        if not every or self.engine.steps_done % every:  # by the run's own clock: a resumed run does the same
             return None
-        self._compared = True
         parameters = {name: tensor for tensor, name in self.names.items()}
         return lambda: compare_replicas(parameters, self.engine.comm, joined=not in_backward)
 
