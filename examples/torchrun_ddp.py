@@ -23,6 +23,15 @@ from torch.nn.parallel import DistributedDataParallel
 import gradsieve
 
 
+def meet() -> None:
+    """Join the group of this attempt: torchrun keeps one store for all of them, with the addresses of the dead."""
+    timeout = timedelta(seconds=60)
+    store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+
+
 def make_model() -> nn.Module:
     """The same on all ranks."""
     torch.manual_seed(0)
@@ -97,7 +106,7 @@ def crash() -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """One rank's work."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    meet()
     model = DistributedDataParallel(make_model())
     sieve = gradsieve.attach(model, arguments.recipe, density=0.05)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -41,6 +41,32 @@ def test_a_killed_rank_costs_time_and_nothing_else(undisturbed: tuple[Path, list
     assert sorted(line for line in lines if line.startswith("rank")) == undisturbed[1]
 
 
+LATE = """
+import os, signal, sys, time
+sys.path.insert(0, {folder!r})
+from torchrun_ddp import dist, meet
+again, last = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1", os.environ["RANK"] == "1"
+if again and last:
+    time.sleep(1)
+meet()
+dist.barrier()
+if not again:
+    os.kill(os.getpid(), signal.SIGKILL) if last else signal.pause()
+print("met again", flush=True)
+"""
+
+
+def test_a_rank_that_is_late_is_not_looked_for_where_its_dead_forerunner_was(tmp_path: Path) -> None:
+    """torchrun keeps the store of the first attempt: its addresses made restarts fail, now and then."""
+    script = tmp_path / "late.py"
+    script.write_text(LATE.format(folder=str(EXAMPLE.parent)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "1", "--monitor-interval", "0.2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("met again") == 2
+
+
 @pytest.mark.long
 def test_without_restarts_the_job_fails_and_says_why(tmp_path: Path) -> None:
     lines, done = torchrun(tmp_path, 2, "--crash-at", "5")
