@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from gradsieve import REDUCERS, CountingComm, InputError, SparseVector
+from gradsieve import REDUCERS, CountingComm, InputError, MessageError, SparseVector
 from gradsieve.comm import Comm, Traffic
 from gradsieve.functional import sparse_allreduce
 from gradsieve.recipes import OkTopkRecipe
 from gradsieve.reducers.oktopk import OkTopk, OkTopkState
+from gradsieve.reducers.quantiles import Summary
 from gradsieve.selectors.exact import Exact
 from gradsieve.testing import run_ranks
 
@@ -227,3 +229,53 @@ def test_entries_that_wait_below_the_threshold_do_not_flood_it() -> None:
 def test_bad_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         OkTopk(**settings)
+
+
+def test_counts_beyond_float32_are_told_exactly() -> None:
+    """A count rounded up would pass for more than k: then at density one something would be left over."""
+    for count in (0, 1, (1 << 24) + 1, 33_000_003, (1 << 40) + 7):
+        assert Summary.read(Summary(count, np.ones(3, np.float32)).note()).count == count
+
+
+class Lying(Comm):
+    """A comm whose peer sends something else in the n-th exchange."""
+
+    def __init__(self, comm: Comm, at: int, lie: Tensor) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.left, self.lie = at, lie
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return self.comm.all_reduce(tensor)
+
+    def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        return self.comm.send_recv(buffer, to, source)
+
+    def exchange(self, buffers: Any) -> Any:
+        lies = self.left == 0
+        self.left -= 1
+        for source, buffer in self.comm.exchange(buffers):
+            yield source, self.lie.clone() if lies and source != self.rank else buffer
+
+
+@pytest.mark.parametrize(
+    ("at", "lie"),
+    [
+        (0, torch.tensor([5, 3, 10_000_000])),  # an index that does not exist: a region would reach beyond the vector
+        (0, torch.tensor([5, -7])),
+        (0, torch.tensor([-5, 3])),
+        (0, torch.empty(0, dtype=torch.int64)),
+        (2, torch.empty(0)),
+        (2, torch.tensor([1.0])),
+        (2, torch.tensor([-1.0, 3.0, 1.0])),
+        (2, torch.tensor([torch.nan, 3.0, 1.0])),
+    ],
+)
+def test_quantiles_that_make_no_sense_are_refused(at: int, lie: Tensor) -> None:
+    def rank(comm: Comm) -> None:
+        reducer = OkTopk()
+        state = reducer.init(1000, comm)
+        local = SparseVector(torch.arange(0, 1000, 20), torch.linspace(-3, 3, 50), 1000)
+        reducer(local, 20, state, Lying(comm, at, lie))
+
+    with pytest.raises(MessageError, match=r"rank \d: rank \d tells"):
+        run_ranks(2, rank)

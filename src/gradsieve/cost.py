@@ -70,7 +70,7 @@ def oktopk(size: int, k: int, numel: int) -> Cost:
     """
     share = (size - 1) / size
     sums = min(2 * k * size, numel)
-    regions, threshold = 2 + 16 * size, 2 * (1 + 128)
+    regions, threshold = 2 + 16 * size, 2 * (2 + 128)
     return Cost(
         6 * (size - 1),
         4 * k * share,

@@ -37,7 +37,7 @@ from gradsieve.comm import Comm
 from gradsieve.errors import InputError
 from gradsieve.kernels import kernels
 from gradsieve.reducers.protocol import Reduced, Reducer, equal_bounds
-from gradsieve.reducers.quantiles import Array, Spread, point_ranks
+from gradsieve.reducers.quantiles import Array, Spread, Summary, point_ranks
 from gradsieve.vector import SparseVector, add
 from gradsieve.wire import Channel
 
@@ -96,12 +96,14 @@ class OkTopk(Reducer[OkTopkState]):
         summary = self._summary(owned, k, comm.size)
         threshold, predicted = state.threshold, None
         if state.evaluate or k != state.k:  # 3
-            spread = _spread([part.numpy() for part in comm.all_gather_v(torch.from_numpy(summary))])
+            spread = _spread(comm.rank, [part.numpy() for part in comm.all_gather_v(torch.from_numpy(summary))])
             threshold, predicted = _threshold(spread, k), spread.count_before(state.threshold)
         blocks, summaries, sizes = self._gathered(owned.above(threshold), summary, state, channel)  # 4
         total = SparseVector.concatenate(blocks)
         kept = local.undelivered(sent, total)  # 5
-        return Reduced(total, add([kept, channel.leftover()])), self._next(state, k, summaries, sizes, predicted)
+        reached = sum(sizes) if predicted is None else predicted
+        spread = _spread(comm.rank, summaries)
+        return Reduced(total, add([kept, channel.leftover()])), self._next(state, k, spread, sizes, reached)
 
     def rescaled(self, state: OkTopkState, factor: float) -> OkTopkState:
         """See `Reducer.rescaled`."""
@@ -111,9 +113,9 @@ class OkTopk(Reducer[OkTopkState]):
         """Regions that receive equal shares of all ranks' entries, as far as the gathered points tell."""
         ranks = torch.from_numpy(point_ranks(local.nnz, self.points_per_region * comm.size))
         points = local.indices[ranks.to(local.indices.device)].cpu().long()
-        message = torch.cat([torch.tensor([local.nnz]), points])
-        gathered = [part.numpy() for part in comm.all_gather_v(message)]
-        spread = Spread([part[1:] for part in gathered], [int(part[0]) for part in gathered], descending=False)
+        gathered = [part.tolist() for part in comm.all_gather_v(torch.cat([torch.tensor([local.nnz]), points]))]
+        parts = [Summary(part[0] if part else -1, np.array(part[1:], np.int64)) for part in gathered]
+        spread = Spread(comm.rank, parts, (0, local.numel - 1), descending=False)
         if spread.total == 0:
             return equal_bounds(local.numel, comm.size)
         inner = [int(spread.at(spread.total * part / comm.size)) + 1 for part in range(1, comm.size)]
@@ -126,7 +128,7 @@ class OkTopk(Reducer[OkTopkState]):
         looked_at = kernels(owned.values).sample(owned.values, SAMPLED_SUMS)
         ranks = torch.from_numpy(point_ranks(looked_at.numel(), num_points))
         points = kernels(looked_at).descending_points(looked_at, ranks)
-        return np.concatenate([[owned.nnz], points.cpu().numpy()]).astype(np.float32)
+        return Summary(owned.nnz, points.cpu().numpy()).note()
 
     def _gathered(
         self, block: SparseVector, summary: Array, state: OkTopkState, channel: Channel
@@ -138,14 +140,11 @@ class OkTopk(Reducer[OkTopkState]):
         blocks, summaries = channel.gather_blocks(block, state.bounds[channel.comm.rank], summary)
         return blocks, summaries, [block.nnz for block in blocks]
 
-    def _next(
-        self, state: OkTopkState, k: int, summaries: list[Array], sizes: list[int], predicted: float | None
-    ) -> OkTopkState:
-        """What all ranks conclude for the next step; `predicted`: what the prediction would have given, if not used."""
-        spread, step = _spread(summaries), state.step + 1
+    def _next(self, state: OkTopkState, k: int, spread: Spread, sizes: list[int], reached: float) -> OkTopkState:
+        """What all ranks conclude for the next step; `reached`: how many sums the predicted threshold lets through."""
+        step = state.step + 1
         rested = step >= state.cut_at - self.repartition_every + LEAST_STEPS_BETWEEN_CUTS
         uneven = rested and max(spread.counts) * len(sizes) > self.imbalance * spread.total
-        reached = sum(sizes) if predicted is None else predicted
         fits = self.band[0] * k <= reached <= self.band[1] * k or (reached < k and state.threshold == 0)
         growth = (state.growth + min(max(reached * state.growth / k, 0.5), 4.0)) / 2 if k == state.k else 1.0
         return state._replace(
@@ -159,8 +158,8 @@ class OkTopk(Reducer[OkTopkState]):
         )
 
 
-def _spread(summaries: Sequence[Array]) -> Spread:
-    return Spread([part[1:] for part in summaries], [float(part[0]) for part in summaries], descending=True)
+def _spread(rank: int, notes: Sequence[Array]) -> Spread:
+    return Spread(rank, [Summary.read(note) for note in notes], (0.0, np.inf), descending=True)
 
 
 def _threshold(spread: Spread, count: float) -> float:

@@ -8,11 +8,16 @@ errors of different ranks are independent, so they mostly cancel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gradsieve.errors import MessageError
+
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_EXACT_BITS = 24  # whole numbers up to so many bits are float32
 
 
 def point_ranks(count: int, num_points: int) -> Array:
@@ -20,14 +25,35 @@ def point_ranks(count: int, num_points: int) -> Array:
     return (2 * np.arange(num_points if count else 0, dtype=np.int64) + 1) * count // (2 * num_points)
 
 
+@dataclass(frozen=True)
+class Summary:
+    """One rank's part: how many entries it has, and its points."""
+
+    count: int
+    points: Array
+
+    def note(self) -> Array:
+        """As float32 numbers; the count in two of them, or it would be rounded."""
+        count = [self.count >> _EXACT_BITS, self.count & (1 << _EXACT_BITS) - 1]
+        return np.concatenate([count, self.points]).astype(np.float32)
+
+    @classmethod
+    def read(cls, note: Array) -> Summary:
+        """What a note says; without two whole numbers in front the count is -1, which `Spread` refuses."""
+        high, low = note[:2] if note.size >= 2 else (-1, 0)
+        whole = np.isfinite(high) and np.isfinite(low) and high >= 0 and low >= 0
+        return cls(int(high) << _EXACT_BITS | int(low) if whole else -1, note[2:])
+
+
 class Spread:
     """The points of all ranks, sorted, with the share of the set each stands for."""
 
-    def __init__(self, points: Sequence[Array], counts: Sequence[float], *, descending: bool) -> None:
-        self.counts = counts
-        self.total = sum(counts)
-        shares = [np.full(part.size, count / max(part.size, 1)) for part, count in zip(points, counts, strict=True)]
-        joined = np.concatenate(points)
+    def __init__(self, rank: int, parts: Sequence[Summary], allowed: tuple[float, float], *, descending: bool) -> None:
+        _check(rank, parts, allowed)
+        self.counts = [part.count for part in parts]
+        self.total = sum(self.counts)
+        shares = [np.full(part.points.size, part.count / max(part.points.size, 1)) for part in parts]
+        joined = np.concatenate([part.points for part in parts])
         order = np.argsort(-joined if descending else joined, kind="stable")
         self._descending = descending
         self._points = joined[order]
@@ -42,3 +68,16 @@ class Spread:
         before = self._points >= value if self._descending else self._points <= value
         passed = int(before.sum())
         return float(self._reached[passed - 1]) if passed else 0.0
+
+
+def _check(rank: int, parts: Sequence[Summary], allowed: tuple[float, float]) -> None:
+    """What the others tell decides where entries may lie: it is looked at before it is used."""
+    low, high = allowed
+    for source, (count, points) in enumerate((part.count, part.points) for part in parts):
+        if count < 0 or (count > 0) != (points.size > 0):
+            raise MessageError(f"rank {rank}: rank {source} tells of {count} entries with {points.size} points")
+        if points.size and not (points.min() >= low and points.max() <= high):
+            raise MessageError(
+                f"rank {rank}: rank {source} tells of points from {points.min()} to {points.max()}, "
+                f"allowed are {low} to {high}"
+            )
