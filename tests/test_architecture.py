@@ -20,7 +20,7 @@ FLOORS = [
     {"testing", "wire", "cost", "pieces"},
     {"selectors", "reducers", "feedback"},
     {"recipes"},
-    {"pipeline", "schedules", "rules", "stats", "worker", "reshard", "dcp"},
+    {"pipeline", "schedules", "rules", "stats", "worker", "reshard", "dcp", "scaling"},
     {"functional", "groups", "timing", "sinks"},
     {"engine"},
     {"checkpoint", "handshake", "replicas"},

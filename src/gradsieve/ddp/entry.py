@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve import handshake
 from gradsieve.comm import CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout, twin_of
-from gradsieve.ddp.hook import Feed, Scaler, exchange_hook
+from gradsieve.ddp.hook import Feed, exchange_hook
 from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
@@ -22,6 +22,7 @@ from gradsieve.groups import Group, cut_into_groups
 from gradsieve.recipes import Recipe
 from gradsieve.recipes import recipe as named_recipe
 from gradsieve.rules import Rules
+from gradsieve.scaling import Scaler, check_scaler
 from gradsieve.schedules import Schedule, as_schedule
 from gradsieve.sieve import Sieve
 from gradsieve.sinks import Sink
@@ -54,8 +55,7 @@ def attach(
     not given. `sinks` get the figures of every step.
     """
     _check_model(model)
-    if scaler is not None and not hasattr(scaler, "get_scale"):
-        raise InputError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+    check_scaler(scaler)
     chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe)
     unused = bool(model.find_unused_parameters or model.static_graph)
     settings = Settings(chosen, as_schedule(density), local_clip_norm, check_replicas_every, unused)

@@ -10,7 +10,7 @@ No `from __future__ import annotations` here: DDP reads the hook's annotations a
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,18 +19,11 @@ from torch._C._distributed_c10d import GradBucket
 from gradsieve.engine import Engine, Step
 from gradsieve.errors import ExchangeError, GradsieveError, PeerLostError
 from gradsieve.replicas import compare_replicas
+from gradsieve.scaling import Scaler, scale_of
 from gradsieve.sieve import Sieve
 
 NO_GRAPH_TASK = -1  # what autograd says outside of a backward pass
 SHOWN_NAMES = 4
-
-
-class Scaler(Protocol):
-    """What is asked of a `torch.amp.GradScaler`."""
-
-    def get_scale(self) -> float:
-        """By how much losses are multiplied now."""
-        ...
 
 
 class Waiting(NamedTuple):
@@ -75,7 +68,7 @@ class Feed:
         return future
 
     def _begin(self) -> Step:
-        return self.engine.begin(1.0 if self._scaler is None else self._scaler.get_scale())
+        return self.engine.begin(scale_of(self._scaler))
 
     def _begin_joined(self) -> Step:
         """A rank whose inputs have ended no longer updates its scaler: then it cannot tell the unit others send in."""

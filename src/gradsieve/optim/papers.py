@@ -11,7 +11,7 @@ and apply the learning rate, and momentum, to the mean.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from gradsieve.errors import InputError
 from gradsieve.optim.exchange import Exchange, Options, check_dense, flat
 from gradsieve.optim.named import Named, named_parameters
 from gradsieve.optim.wrapper import DistributedOptimizer
-from gradsieve.recipes import GaussianKRecipe, GTopkRecipe, OkTopkRecipe
+from gradsieve.recipes import GaussianKRecipe, GTopkRecipe, OkTopkRecipe, Recipe
 from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
 
@@ -96,37 +96,33 @@ class OkTopkSGD(Optimizer):
         super().load_state_dict(self._exchange.take_state_from(state_dict))
 
 
-class GTopkSGD(DistributedOptimizer):
+class _MomentumSGD(DistributedOptimizer):
+    """Momentum SGD on the mean of what one recipe delivers."""
+
+    recipe: ClassVar[Recipe]
+
+    def __init__(
+        self,
+        parameters: Named,
+        lr: float,
+        *,
+        density: float | Schedule,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        **options: Unpack[Options],
+    ) -> None:
+        named = named_parameters(parameters)
+        inner = SGD(named.values(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+        super().__init__(inner, named.items(), self.recipe, density=density, **options)
+
+
+class GTopkSGD(_MomentumSGD):
     """gTop-k S-SGD: momentum SGD on the mean of the k largest sums that come out of a tree."""
 
-    def __init__(
-        self,
-        parameters: Named,
-        lr: float,
-        *,
-        density: float | Schedule,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        **options: Unpack[Options],
-    ) -> None:
-        named = named_parameters(parameters)
-        inner = SGD(named.values(), lr=lr, momentum=momentum, weight_decay=weight_decay)
-        super().__init__(inner, named.items(), GTopkRecipe(), density=density, **options)
+    recipe = GTopkRecipe()
 
 
-class GaussianKSGD(DistributedOptimizer):
+class GaussianKSGD(_MomentumSGD):
     """GaussianK-SGD: momentum SGD on the mean of what each rank picked by a threshold from mean and deviation."""
 
-    def __init__(
-        self,
-        parameters: Named,
-        lr: float,
-        *,
-        density: float | Schedule,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        **options: Unpack[Options],
-    ) -> None:
-        named = named_parameters(parameters)
-        inner = SGD(named.values(), lr=lr, momentum=momentum, weight_decay=weight_decay)
-        super().__init__(inner, named.items(), GaussianKRecipe(), density=density, **options)
+    recipe = GaussianKRecipe()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -16,16 +16,9 @@ from gradsieve.optim.exchange import Exchange, Options, check_dense, flat
 from gradsieve.optim.named import Named, parameters_of
 from gradsieve.recipes import Recipe
 from gradsieve.recipes import recipe as named_recipe
+from gradsieve.scaling import Scaler, check_scaler, scale_of
 from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
-
-
-class Scaler(Protocol):
-    """What is asked of a `torch.amp.GradScaler`."""
-
-    def get_scale(self) -> float:
-        """By how much losses are multiplied now."""
-        ...
 
 
 class DistributedOptimizer(Optimizer):
@@ -50,8 +43,7 @@ class DistributedOptimizer(Optimizer):
         # Not `super().__init__`: everything it would make is the wrapped optimizer's.
         self.optimizer = optimizer
         _check_optimizer(optimizer)
-        if scaler is not None and not hasattr(scaler, "get_scale"):
-            raise InputError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+        check_scaler(scaler)
         self._parameters = parameters_of(optimizer, parameters)
         self._scaler = scaler
         chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe)
@@ -77,7 +69,7 @@ class DistributedOptimizer(Optimizer):
                 parameter.grad = torch.zeros_like(parameter)
             check_dense(name, parameter.grad, self.sieve.engine.comm.rank)
             vectors[name] = flat(parameter.grad)
-        self._counted = self._exchange(vectors, 1.0 if self._scaler is None else self._scaler.get_scale())
+        self._counted = self._exchange(vectors, scale_of(self._scaler))
         for name, parameter in self._parameters.items():
             assert parameter.grad is not None
             if not parameter.grad.is_contiguous():
