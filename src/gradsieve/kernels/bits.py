@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import njit, uint64
 
-ONE, WORD_SHIFT, BIT_MASK, WORD_BITS = uint64(1), uint64(6), uint64(63), uint64(64)
+ONE, WORD_SHIFT, BIT_MASK = uint64(1), uint64(6), uint64(63)
 
 compiled = njit(nogil=True, cache=True)
 inlined = njit(nogil=True, cache=True, inline="always")
@@ -27,19 +27,6 @@ def put(words: Any, bit: Any, field: Any) -> None:
     word, offset = bit >> WORD_SHIFT, bit & BIT_MASK
     words[word] |= field << offset
     words[word + ONE] |= (field >> ONE) >> (BIT_MASK - offset)  # two shifts: one by 64 is undefined
-
-
-@inlined
-def append(words: Any, word: Any, pending: Any, filled: Any, field: Any, width: Any) -> Any:
-    """Write a field after those before it: the word under way, its bits so far and how many these are come back."""
-    pending |= field << filled
-    filled += width
-    if filled >= WORD_BITS:
-        words[word] = pending
-        word += ONE
-        filled -= WORD_BITS
-        pending = field >> (width - filled)
-    return word, pending, filled
 
 
 @inlined

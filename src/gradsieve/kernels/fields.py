@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import uint32, uint64
 
-from gradsieve.kernels.bits import ONE, append, compiled, get
+from gradsieve.kernels.bits import ONE, compiled, get
 
 CHUNK_VALUES = 128  # that share a scale; fewer fits the scale closer, but sends more scales
 
@@ -43,7 +43,13 @@ def encode_narrow(bits: Any, shift: int, base: int, width: int, words: Any) -> N
     for j in range(bits.size):
         value = bits[j]
         field = (uint64((value & _MAGNITUDE) >> dropped) - offset) << ONE | uint64(value >> _SIGN_SHIFT)
-        word, pending, filled = append(words, word, pending, filled, field, width_bits)
+        pending |= field << filled
+        filled += width_bits
+        if filled >= uint64(64):
+            words[word] = pending
+            word += ONE
+            filled -= uint64(64)
+            pending = field >> (width_bits - filled)
     if filled > 0:
         words[word] = pending
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import uint64
 
-from gradsieve.kernels.bits import ONE, append, compiled, get, num_words, put
+from gradsieve.kernels.bits import ONE, compiled, get, num_words, put
 from gradsieve.kernels.lanes import count_leading_zeros
 
 MAX_BITS = 40  # of a gap: no vector is longer, and a sum of index and gap cannot overflow
@@ -66,7 +66,13 @@ def encode(indices: Any, low: int, width: int, wide: int, words: Any) -> None:
             put(words, wide_bit, gap)
             wide_bit += uint64(wide)
             gap = mask
-        word, pending, filled = append(words, word, pending, filled, gap, width_bits)
+        pending |= gap << filled
+        filled += width_bits
+        if filled >= uint64(64):
+            words[word] = pending
+            word += ONE
+            filled -= uint64(64)
+            pending = gap >> (width_bits - filled)
     if filled > 0:
         words[word] = pending
 
