@@ -59,7 +59,9 @@ def in_exchange(sieve: Sieve, number: int, folder: Path) -> None:
     def watched(buffers: Any) -> Any:
         calls.append(1)
         if len(calls) == number:
-            comm.send_recv(buffers[(comm.rank + 1) % comm.size], (comm.rank + 1) % comm.size, None)
+            transport = comm._transport
+            assert transport.in_memory
+            transport._tell([comm._bytes(buffer) for buffer in buffers], [(comm.rank + 1) % comm.size])
             die(folder)
         yield from exchange(buffers)
 

@@ -1,4 +1,4 @@
-"""Every comm keeps one contract: threads, real processes over Gloo by both transports, and MPI."""
+"""Every comm keeps one contract: threads, real processes over Gloo by all transports, and MPI."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ import torch.distributed as dist
 from comm_contract import check_contract, run_gloo
 from gradsieve.comm import Comm, CountingComm, TorchComm, Traffic
 from gradsieve.comm.mpi import MpiComm
-from gradsieve.comm.transport import CountedTransport, Link
+from gradsieve.comm.shared_memory import SharedMemoryTransport
+from gradsieve.comm.transport import CountedTransport, FramedTransport, Link, Rounds, Transport
 from gradsieve.errors import InputError
 from gradsieve.testing import run_ranks
 
 TIMEOUT_SECONDS = 60.0
 SIZES = (1, 2, 3, 4)
-TRANSPORTS = ("framed", "counted")
+TRANSPORTS = ("framed", "counted", "memory", "some memory")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
@@ -65,18 +66,33 @@ def _check_gloo(rank: int, folder: Path) -> list[tuple[str, int]]:
         members = list(range(world - size, world))
         group = dist.new_group(members, timeout=timedelta(seconds=TIMEOUT_SECONDS))
         for transport in TRANSPORTS if rank in members else ():
-            check_contract(_torch_comm(group, transport))
+            carrier = _transport(group, transport)
+            check_contract(TorchComm(group, timeout_seconds=TIMEOUT_SECONDS, transport=carrier))
+            assert carrier.in_memory == (transport == "memory" and size > 1)
             done.append((transport, size))
     dist.barrier()
     dist.destroy_process_group()
     return done
 
 
-def _torch_comm(group: dist.ProcessGroup, transport: str) -> TorchComm:
-    if transport == "framed":
-        return TorchComm(group, timeout_seconds=TIMEOUT_SECONDS)
-    counted = CountedTransport(Link(group, TIMEOUT_SECONDS), torch.device("cpu"))
-    return TorchComm(group, timeout_seconds=TIMEOUT_SECONDS, transport=counted)
+def _transport(group: dist.ProcessGroup, name: str) -> Transport:
+    link = Link(group, TIMEOUT_SECONDS)
+    if name == "framed":
+        return FramedTransport(link)
+    if name == "counted":
+        return CountedTransport(link, torch.device("cpu"))
+    return (SharedMemoryTransport if name == "memory" else Distant)(FramedTransport(link), acquainted_after=0)
+
+
+class Distant(SharedMemoryTransport):
+    """The first rank and the last are on different machines."""
+
+    def _acquaint(self, rounds: Rounds) -> None:
+        super()._acquaint(rounds)
+        last = len(rounds)
+        if self._framed.link.rank in (0, last):
+            self._near.pop(last - self._framed.link.rank, None)
+        self.in_memory = False
 
 
 @pytest.fixture(scope="module")

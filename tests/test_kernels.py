@@ -72,21 +72,29 @@ def test_accumulate_adds_and_collects(dtype: torch.dtype, numel: int, offset: in
     # An offset takes the slices off the boundary that streaming stores need.
     residual, grad = heavy(numel + offset, dtype, 1)[offset:], heavy(numel + offset, dtype, 2)[offset:]
     ours, theirs = torch.empty(numel + offset, dtype=dtype)[offset:], torch.empty(numel, dtype=dtype)
-    entries = cpu.accumulate(residual, grad, ours, 1.0, numel)
-    expected = reference.accumulate(residual, grad, theirs, 1.0, numel)
+    entries = cpu.accumulate(residual, grad, ours, 1.0, numel, False)
+    expected = reference.accumulate(residual, grad, theirs, 1.0, numel, False)
     assert_same(ours, theirs)
     assert_same(entries, expected)
+    for module in (cpu, reference):
+        around = torch.cat([torch.ones(offset, dtype=dtype), grad, torch.ones(1, dtype=dtype)])
+        cleared = around[offset:-1]
+        assert_same(module.accumulate(residual, cleared, ours, 1.0, numel, True), expected)
+        assert_same(ours, theirs)
+        assert not cleared.any()
+        assert around.sum() == offset + 1  # nothing around it
 
 
 def test_accumulate_gives_up_collecting_beyond_its_room_but_still_adds() -> None:
     residual, grad, out = torch.ones(10_000), torch.ones(10_000), torch.zeros(10_000)
-    assert cpu.accumulate(residual, grad, out, 0.5, 10) is None
+    assert cpu.accumulate(residual, grad, out, 0.5, 10, True) is None
     assert (out == 2).all()
+    assert not grad.any()
 
 
 def test_accumulate_without_a_floor_only_adds() -> None:
     residual, grad, out = torch.ones(100), torch.ones(100), torch.zeros(100)
-    assert cpu.accumulate(residual, grad, out, None, 10) is None
+    assert cpu.accumulate(residual, grad, out, None, 10, False) is None
     assert (out == 2).all()
 
 
@@ -153,6 +161,7 @@ def test_write_and_settle(dtype: torch.dtype, numel: int, threads: int) -> None:
     leftover = sent[::2].contiguous(), (sent[::2] % 3 + 1).to(dtype)  # the same as sent in a third of the places
     for name, arguments in {
         "write_sparse_": (sent, values),
+        "put_": (sent, values),
         "settle_": ((sent, (sent + 1).to(dtype)), leftover),
     }.items():
         ours, theirs = (torch.arange(numel + 1, dtype=dtype)[1:] for _ in range(2))

@@ -32,7 +32,8 @@ class Feedback(Protocol[F]):
     ) -> tuple[Tensor, Entries | None]:
         """The vector to select from; with a floor, also its entries that are not below it, about `expected`.
 
-        `out` is where the result of the step will be written, and free to be used until then; it may be `grad` itself.
+        `out` is where the result of the step will be written, and free to be used until then; it may be `grad` itself,
+        whose values are gone then.
         """
         ...
 
@@ -106,7 +107,9 @@ class Residual:
     ) -> tuple[Tensor, Entries | None]:
         """See `Feedback.accumulate`."""
         _check_like(grad, state.residual)
-        return state.spare, _add(state.residual, grad, state.spare, floor, expected)
+        entries = _add(state.residual, grad, state.spare, floor, expected, clear=out is grad)
+        out.is_clear = out is grad
+        return state.spare, entries
 
     def settle(
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: ResidualState
@@ -203,19 +206,25 @@ def _check_like(grad: Pieces, residual: Tensor) -> None:
         )
 
 
-def _add(residual: Tensor, grad: Pieces, out: Tensor, floor: float | None, expected: int) -> Entries | None:
+def _add(
+    residual: Tensor, grad: Pieces, out: Tensor, floor: float | None, expected: int, *, clear: bool
+) -> Entries | None:
     """`out = residual + grad`, zero where a piece is withheld; with a floor also what is not below it, if not too many.
 
-    What is collected depends on how the vector lies in pieces; what a selector picks does not (it is a hint only).
+    What is collected depends on how the vector lies in pieces; what a selector picks does not (it is a hint only). With
+    `clear` the gradient is zero afterwards.
     """
     found: list[Entries] = []
     collecting = floor is not None
     for start, stop, values, withheld in grad:
         if withheld:
             out[start:stop] = 0
+            if clear:
+                values.zero_()
             continue
         part_floor = floor if collecting else None
-        entries = _add_part(residual[start:stop], values, out[start:stop], part_floor, min(expected, stop - start))
+        vectors = residual[start:stop], values, out[start:stop]
+        entries = _add_part(*vectors, part_floor, min(expected, stop - start), clear)
         collecting = collecting and entries is not None
         if collecting and entries is not None:
             found.append((entries[0].to(index_dtype(out.numel())) + start, entries[1]) if start else entries)
@@ -227,10 +236,14 @@ def _add(residual: Tensor, grad: Pieces, out: Tensor, floor: float | None, expec
     return SparseVector.concatenate([nothing, *(SparseVector.trusted(part, out.numel()) for part in found)]).entries
 
 
-def _add_part(residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int) -> Entries | None:
+def _add_part(
+    residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int, clear: bool
+) -> Entries | None:
     if grad.dtype == out.dtype:
-        return kernels(residual, grad, out).accumulate(residual, grad, out, floor, expected)
+        return kernels(residual, grad, out).accumulate(residual, grad, out, floor, expected, clear)
     torch.add(residual, grad, out=out)
+    if clear:
+        grad.zero_()
     return None if floor is None else kernels(out).compact(out, floor, expected)
 
 

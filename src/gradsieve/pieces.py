@@ -27,6 +27,7 @@ class Pieces:
     def __init__(self, tensors: Sequence[Tensor], withheld: Sequence[bool] | None = None) -> None:
         self._pieces: list[Piece] = []
         self.numel = 0
+        self.is_clear = False  # whether it is known to be all zero
         for tensor, flag in zip(tensors, withheld or [False] * len(tensors), strict=True):
             self._append(tensor, flag)
         if not self._pieces:
@@ -65,13 +66,22 @@ class Pieces:
                 torch.div(total.values[piece.start : piece.stop], size, out=piece.values)
             return
         mean = SparseVector.trusted((total.indices, total.values / size), total.numel)
-        if self.whole is not None:
-            mean.write_to_(self.whole)
-            return
-        parts = mean.split([0, *(piece.stop for piece in self._pieces)])
-        for piece, part in zip(self._pieces, parts, strict=True):
-            entries = part.indices - piece.start, part.values
-            SparseVector.trusted(entries, piece.stop - piece.start).write_to_(piece.values)
+        for piece, part in zip(self._pieces, self._cut(mean), strict=True):
+            if self.is_clear:
+                part.put_in_(piece.values)
+            else:
+                part.write_to_(piece.values)
+        self.is_clear = False
+
+    def _cut(self, vector: SparseVector) -> list[SparseVector]:
+        """The part of a vector that belongs to each piece, with indices of the piece's own."""
+        if len(self._pieces) == 1:
+            return [vector]
+        parts = vector.split([0, *(piece.stop for piece in self._pieces)])
+        return [
+            SparseVector.trusted((part.indices - piece.start, part.values), piece.stop - piece.start)
+            for piece, part in zip(self._pieces, parts, strict=True)
+        ]
 
 
 def _follows(values: Tensor, before: Tensor) -> bool:

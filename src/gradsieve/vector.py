@@ -92,15 +92,19 @@ class SparseVector:
 
     def write_to_(self, dense: Tensor) -> None:
         """Overwrite a dense tensor with this vector, zeros included."""
-        if dense.shape != (self.numel,) or not dense.is_contiguous():
-            raise InputError(
-                f"a vector of {self.numel} entries needs a contiguous tensor of that length to be written to, "
-                f"got shape {tuple(dense.shape)}, stride {dense.stride()}"
-            )
+        self._check_room(dense)
         if self.is_full:
             dense.copy_(self.values)
         else:
             kernels(dense, self.values).write_sparse_(dense, self.indices, self.values)
+
+    def put_in_(self, dense: Tensor) -> None:
+        """Overwrite the entries of a dense tensor that this vector has."""
+        self._check_room(dense)
+        if self.is_full:
+            dense.copy_(self.values)
+        else:
+            kernels(dense, self.values).put_(dense, self.indices, self.values)
 
     def top(self, k: int) -> tuple[SparseVector, SparseVector]:
         """The k entries of largest magnitude, and the others; among equals the lower index is kept."""
@@ -146,6 +150,13 @@ class SparseVector:
             return self.beyond(seen)
         entries = kernels(self.values).undelivered(self.entries, seen.values, total.indices)
         return SparseVector.trusted(entries, self.numel)
+
+    def _check_room(self, dense: Tensor) -> None:
+        if dense.shape != (self.numel,) or not dense.is_contiguous():
+            raise InputError(
+                f"a vector of {self.numel} entries needs a contiguous tensor of that length to be written to, "
+                f"got shape {tuple(dense.shape)}, stride {dense.stride()}"
+            )
 
     def _set(self, indices: Tensor | None, values: Tensor, numel: int) -> None:
         object.__setattr__(self, "_indices", indices)

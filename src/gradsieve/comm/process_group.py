@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradsieve.comm.protocol import Comm, rotation
+from gradsieve.comm.shared_memory import SharedMemoryTransport
 from gradsieve.comm.transport import CountedTransport, FramedTransport, Link, Transport
 from gradsieve.errors import InputError, MessageError
 
@@ -36,9 +37,7 @@ class TorchComm(Comm):
         # Gloo moves main memory only; other backends move what lives on this process's device.
         gloo = dist.get_backend(self.group) == "gloo"
         self.device = torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())
-        self._transport = transport or (
-            FramedTransport(self._link) if gloo else CountedTransport(self._link, self.device)
-        )
+        self._transport = transport or _transport(self._link, self.device, gloo)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The backend's own all_reduce."""
@@ -60,7 +59,9 @@ class TorchComm(Comm):
         for source, message in self._transport.exchange(messages, rotation(self.rank, self.size)):
             received += message.numel()
             yield source, self._like(message, own, source)
-        if received >= MEASURED_FROM_BYTES:
+        if self._transport.in_memory:
+            self.seconds_per_byte = 0.0
+        elif received >= MEASURED_FROM_BYTES:
             self.seconds_per_byte = min(self.seconds_per_byte, (time.perf_counter() - started) / received)
 
     def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
@@ -77,6 +78,10 @@ class TorchComm(Comm):
                 f"rank {self.rank}: rank {source} sent {message.numel()} bytes, which are no {buffer.dtype} values"
             )
         return message.view(buffer.dtype).to(buffer.device)
+
+
+def _transport(link: Link, device: torch.device, gloo: bool) -> Transport:
+    return SharedMemoryTransport(FramedTransport(link)) if gloo else CountedTransport(link, device)
 
 
 def _member_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

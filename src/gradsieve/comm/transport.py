@@ -30,6 +30,8 @@ Rounds = Sequence[tuple[int, int]]
 class Transport(Protocol):
     """Messages of bytes between ranks; `messages[r]` is for rank r."""
 
+    in_memory: bool  # whether all messages stay in memory that the ranks share
+
     def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
         """Yield (source, message) in the order of the rounds."""
         ...
@@ -57,11 +59,11 @@ class Link:
 
     def send(self, buffer: Tensor, to: int) -> Pending:
         """Start sending."""
-        return self._start(dist.isend, buffer, to, group_dst=to)
+        return self._start(self.group.send, buffer, to)
 
     def receive(self, buffer: Tensor, source: int) -> Pending:
         """Start receiving into a buffer."""
-        return self._start(dist.irecv, buffer, source, group_src=source)
+        return self._start(self.group.recv, buffer, source)
 
     def finish(self, work: Any, peer: int | None) -> None:
         """Wait for an operation; a failure names this rank and the peer."""
@@ -97,9 +99,10 @@ class Link:
             reason = str(error)
         raise MessageError(f"rank {self.rank}: rank {peer} announces {length} bytes ({reason})")
 
-    def _start(self, call: Any, buffer: Tensor, peer: int, **address: int) -> Pending:
+    def _start(self, call: Any, buffer: Tensor, peer: int) -> Pending:
+        """The group's own methods: `dist.isend` around them takes several times as long as they do."""
         try:
-            return Pending(self, call(buffer, group=self.group, **address), buffer, peer)
+            return Pending(self, call([buffer], peer, 0), buffer, peer)
         except RuntimeError as error:
             raise self.lost(peer, error) from error
 
@@ -143,6 +146,8 @@ class FramedTransport:
     whatever its size.
     """
 
+    in_memory = False
+
     def __init__(self, link: Link, in_flight: int = 8) -> None:
         self.link = link
         self.in_flight = in_flight  # how many peers at once: more hides latency, fewer avoids incast
@@ -160,19 +165,27 @@ class FramedTransport:
         return FramedArrival(self.link.receive(torch.empty(FIRST_PART_BYTES, dtype=torch.uint8), source))
 
     def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
-        """Keep a few rounds under way at once; yield each arrival in the order of the rounds."""
+        """Keep a few rounds under way at once, the first ones from now on; arrivals come in the order of the rounds."""
         sent: list[Pending] = []
         under_way: deque[tuple[int, Arrival]] = deque()
         ahead = iter(rounds)
-        for _ in range(len(rounds)):
+
+        def start_more() -> None:
             while len(under_way) < self.in_flight and (next_round := next(ahead, None)) is not None:
                 to, source = next_round
                 under_way.append((source, self.receive(source)))
-                sent += self.send(messages[to], to)
-            source, arrival = under_way.popleft()
-            yield source, arrival.wait()
-        for pending in sent:
-            pending.wait()
+                sent.extend(self.send(messages[to], to))
+
+        def arrivals() -> Iterator[tuple[int, Tensor]]:
+            while under_way:
+                source, arrival = under_way.popleft()
+                yield source, arrival.wait()
+                start_more()
+            for pending in sent:
+                pending.wait()
+
+        start_more()
+        return arrivals()
 
     def send_recv(self, message: Tensor, to: int | None, source: int | None) -> Tensor | None:
         """See `Transport.send_recv`."""
@@ -186,6 +199,8 @@ class FramedTransport:
 
 class CountedTransport:
     """For any backend (NCCL): lengths first, in one small all-to-all, then data in messages of known size."""
+
+    in_memory = False
 
     def __init__(self, link: Link, device: torch.device) -> None:
         self.link = link

@@ -26,15 +26,17 @@ CHUNK_ENTRIES = 1 << 23  # a thread's least share: with less, torch's OpenMP wor
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def accumulate(residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int) -> Entries | None:
+def accumulate(
+    residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int, clear: bool
+) -> Entries | None:
     """See `reference.accumulate`. One pass over memory, whether entries are collected or not."""
     a, b, target = residual.numpy(), grad.numpy(), out.numpy()
     threshold = _floor(torch.inf if floor is None else floor, target.dtype)
 
     def collect(start: int, stop: int, indices: Array, values: Array) -> int:
         part = target[start:stop]
-        head = _head(part)
-        return int(loops.accumulate(a[start:stop], b[start:stop], part, head, threshold, start, indices, values))
+        vectors = a[start:stop], b[start:stop], part
+        return int(loops.accumulate(*vectors, _head(part), threshold, clear, start, indices, values))
 
     entries = _collect(collect, out, 0 if floor is None else 2 * _room(expected))
     return None if floor is None or isinstance(entries, int) else entries
@@ -80,7 +82,7 @@ def sum_runs(runs: Sequence[Entries]) -> Entries:
         return runs[0]
     indices, values = joined(runs)
     bounds = np.cumsum([0] + [run[0].numel() for run in runs])
-    out = _empty_like(indices, values, indices.numel())
+    out = _empty_like(indices, values, indices.numel() + sorted_runs.READ_OFF_AT_ONCE)
     found = sorted_runs.sum_runs(*_arrays(indices, values), bounds, *_arrays(*out))
     return out[0][:found], out[1][:found]
 
@@ -135,6 +137,11 @@ def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
         loops.write_sparse(part, _head(part), start, places[first:last], entries[first:last])
 
     _in_threads(write, out.numel())
+
+
+def put_(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """See `reference.put_`."""
+    loops.put(out.numpy(), *_arrays(indices, values.to(out.dtype)))
 
 
 def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:

@@ -80,6 +80,19 @@ def add_lanes(typingctx: Any, a: Any, b: Any, out: Any, start: Any, floor: Any) 
 
 
 @intrinsic
+def clear_lanes(typingctx: Any, out: Any, start: Any) -> Any:
+    """Store zeros at `out[start : start + LANES]`, in the cache."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _vector_pointer(context, builder, signature.args[0], args[0], args[1])
+        zeros = ir.Constant(pointer.type.pointee, [0.0] * LANES)
+        builder.store(zeros, pointer, align=signature.args[0].dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(out, types.intp), codegen
+
+
+@intrinsic
 def store_lanes(typingctx: Any, source: Any, first: Any, out: Any, start: Any) -> Any:
     """Store `source[first : first + LANES]` at `out[start : start + LANES]` past the cache."""
 
@@ -94,10 +107,10 @@ def store_lanes(typingctx: Any, source: Any, first: Any, out: Any, start: Any) -
 
 @intrinsic
 def lowest_set(typingctx: Any, mask: Any) -> Any:
-    """The number of the lowest set bit of a mask, of 32 or 64 bits, that is not zero."""
+    """The number of the lowest set bit of a mask of 32 or 64 bits; how many bits it has, if none is set."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lowest = builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        lowest = builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
         return lowest if lowest.type.width == 64 else builder.zext(lowest, ir.IntType(64))
 
     return types.int64(mask), codegen
@@ -105,12 +118,13 @@ def lowest_set(typingctx: Any, mask: Any) -> Any:
 
 @intrinsic
 def count_set(typingctx: Any, mask: Any) -> Any:
-    """How many bits of a mask are set."""
+    """How many bits of a mask, of 32 or 64, are set."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.zext(builder.ctpop(args[0]), ir.IntType(64))
+        count = builder.ctpop(args[0])
+        return count if count.type.width == 64 else builder.zext(count, ir.IntType(64))
 
-    return types.int64(types.uint32), codegen
+    return types.int64(mask), codegen
 
 
 @intrinsic

@@ -25,12 +25,17 @@ def magnitudes(x: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), torch.inf, x.abs())
 
 
-def accumulate(residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int) -> Entries | None:
+def accumulate(
+    residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int, clear: bool
+) -> Entries | None:
     """`out = residual + grad`; with a floor, also the entries of the sum that are not below it.
 
-    About `expected` of them are looked for: if there are twice as many and more, None may come instead.
+    About `expected` of them are looked for: if there are twice as many and more, None may come instead. With `clear`
+    the gradient is zero afterwards.
     """
     torch.add(residual, grad, out=out)
+    if clear:
+        grad.zero_()
     return None if floor is None else compact(out, floor, expected)
 
 
@@ -110,6 +115,11 @@ def first_disorder(indices: Tensor, low: int, high: int) -> int:
 def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """`out` becomes zero but for the given entries."""
     out.zero_()
+    put_(out, indices, values)
+
+
+def put_(out: Tensor, indices: Tensor, values: Tensor) -> None:
+    """`out` becomes the given values at the given indices."""
     out[indices] = values.to(out.dtype)
 
 

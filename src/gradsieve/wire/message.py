@@ -15,6 +15,7 @@ comm moves them to where its backend wants them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,9 +106,7 @@ class Codec:
         indices, values = vector.indices.cpu().numpy(), _as_array(vector.values)
         index_code = index_codes.INDEX_CODES[self.indices](indices, low)
         value_code = value_codes.chosen(self.values, values)
-        edges = np.cumsum(
-            [HEADER_WORDS, index_code.num_words, value_code.num_words, num_words(32 * note.size)]
-        ).tolist()
+        edges = _edges(index_code, value_code, note.size)
         words = np.zeros(edges[-1] + 1, np.uint64)
         words[:HEADER_WORDS].view(np.int64)[:] = np.array(_header(vector, expected, low, index_code, value_code, note))
         index_code.write(indices, low, words[edges[0] : edges[1] + 1])
@@ -148,8 +147,7 @@ class _Reader:
     def read(self, low: int, high: int) -> Arrived:
         self.check_header()
         index_code, value_code = self.codes(low, high)
-        sizes = [HEADER_WORDS, index_code.num_words, value_code.num_words, num_words(32 * self.header.note_size)]
-        edges = np.cumsum(sizes).tolist()
+        edges = _edges(index_code, value_code, self.header.note_size)
         if 8 * (edges[-1] + 1) != self.num_bytes:
             raise self.malformed(f"{self.num_bytes} bytes came, {8 * (edges[-1] + 1)} were announced")
         if self.words[-1] != _END_MARK:
@@ -206,6 +204,11 @@ class _Reader:
             f"rank {self.expected.rank}: {what} must be the same on all ranks, "
             f"but is {theirs} on rank {self.source} and {mine} here"
         )
+
+
+def _edges(index_code: IndexCode, value_code: ValueCode, note_size: int) -> list[int]:
+    """Where header, indices, values and note end, in words."""
+    return list(accumulate([HEADER_WORDS, index_code.num_words, value_code.num_words, num_words(32 * note_size)]))
 
 
 def _header(

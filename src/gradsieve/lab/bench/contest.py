@@ -14,7 +14,7 @@ T = TypeVar("T", covariant=True)
 Progress = Callable[[str, int, int], None]
 """Told what is being measured, how many steps are done, and how many there will be."""
 
-RESIDUAL_WARMUP_STEPS = 16
+RESIDUAL_WARMUP_STEPS = 48
 """A residual that starts at zero grows fast at first, and thresholds with it; from here on they can be reused."""
 
 

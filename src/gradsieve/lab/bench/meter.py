@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from gradsieve.comm import Traffic
@@ -25,19 +26,22 @@ class Exchanged(NamedTuple):
         return self._replace(traffic=traffic)
 
 
+QUIET_SECONDS = 0.02  # for what ranks agreed by to come to rest
+
+
 @dataclass(frozen=True)
 class Meter:
-    """Times steps that all ranks start together."""
+    """Times steps that all ranks start at the same moment: they are processes of one machine, with one clock."""
 
     in_network: bool  # whether this rank has a host of its own, whose interface nobody else uses
 
     def __call__(self, step: Callable[[], None]) -> Exchanged:
-        """Run a step after a barrier."""
-        # Read before the barrier, which adds a few hundred bytes: after it a quick peer's data may be here already.
+        """Run a step at a moment agreed upon: ranks that leave a barrier late would slow down those that have begun."""
+        started = torch.tensor(time.perf_counter() + QUIET_SECONDS, dtype=torch.float64)
+        dist.all_reduce(started, dist.ReduceOp.MAX)
         before = interface_counters().bytes_received if self.in_network else None
-        dist.barrier()
-        started = time.perf_counter()
+        time.sleep(max(0.0, float(started) - time.perf_counter()))
         step()
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - float(started)
         received = None if before is None else interface_counters().bytes_received - before
         return Exchanged(seconds, None, received)

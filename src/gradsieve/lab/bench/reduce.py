@@ -1,8 +1,8 @@
 """Time of the whole data path on real processes: from the gradient to the mean written back over it.
 
 Ranks meet over loopback, or each in a host of its own on a network of limited links, together with the peers that a
-user might pick instead. All take turns within a repeat. Ranks start together, after a barrier; a step has taken as long
-as the slowest rank. The row `gloo all_reduce` is the backend alone on the same tensor, and what `speedup_over_dense`
+user might pick instead. All take turns within a repeat. Ranks start at the same moment; a step has taken as long as the
+slowest rank. The row `gloo all_reduce` is the backend alone on the same tensor, and what `speedup_over_dense`
 refers to.
 """
 

@@ -1,0 +1,287 @@
+"""Messages between ranks of one machine: they stay in memory, and only where they lie is sent.
+
+1. At one of the first exchanges every rank listens at a local address and tells it to all others; of two ranks the
+   lower calls the higher. Who gets through is near. The addresses (abstract ones, which only Linux has: they leave
+   nothing to clean up) do not reach into another network namespace: who separates networks wants them used.
+2. From then on a message to a rank that is near is laid out on a board, memory without a name (memfd) that goes with
+   the process, whatever ends it. A note of where it lies goes through the connection, and with the first one the board
+   itself. The reader copies the message. A lost peer is noticed at once: its connection ends.
+3. There are two boards, used in turn. When a rank begins an exchange it has had everybody's notes of the one before,
+   which they sent after they were done reading the one before that: its board is free again.
+
+Measured, 4 processes on 2 cores, 1 MB to and from each rank in a step: through Gloo's sockets, and the thread that
+serves them, a rank spends 5 ms more on it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradsieve.comm.transport import FramedTransport, Link, Rounds
+from gradsieve.errors import MessageError
+
+if sys.platform == "linux":
+    import fcntl
+
+NAME = "gradsieve"
+NUM_BOARDS = 2
+ALIGNED_BYTES = 64
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Place(NamedTuple):
+    """Where a message lies."""
+
+    serial: int  # of the board: the same modulo their number for the boards that take one's place
+    offset: int
+    length: int
+
+
+NOTE = struct.Struct("<3q")
+HELLO = struct.Struct("<q")
+CREDENTIALS = struct.Struct("3i")  # process, user, group
+CALL_SECONDS = 10.0  # for what takes microseconds
+
+
+class Board:
+    """Memory that this process writes and others may read; it grows as messages do."""
+
+    def __init__(self, number: int) -> None:
+        self.serial = number
+        self.descriptor = -1
+        self._memory: Array = np.empty(0, np.uint8)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+    def show(self, messages: Sequence[Tensor]) -> list[Place]:
+        """Lay messages out; one that is given several times lies there once."""
+        different = {(message.data_ptr(), message.numel()): message for message in messages}
+        edges = list(accumulate((_aligned(length) for _, length in different), initial=0))
+        if edges[-1] > self._memory.size or self.descriptor < 0:
+            self._grow(edges[-1])
+        places = {}
+        for start, (key, message) in zip(edges, different.items(), strict=False):
+            self._memory[start : start + message.numel()] = message.numpy()
+            places[key] = Place(self.serial, start, message.numel())
+        return [places[message.data_ptr(), message.numel()] for message in messages]
+
+    def _grow(self, num_bytes: int) -> None:
+        """A larger board in place of this one: those who still look at the old one keep it."""
+        room = max(mmap.PAGESIZE, num_bytes + num_bytes // 2)
+        descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, room)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # or a reader could fall off its end
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor, self.serial = descriptor, self.serial + NUM_BOARDS
+        self._memory = np.frombuffer(mmap.mmap(descriptor, room), np.uint8)
+
+
+def _aligned(num_bytes: int) -> int:
+    return num_bytes + -num_bytes % ALIGNED_BYTES
+
+
+class Window(NamedTuple):
+    """Another process's board, to read from."""
+
+    serial: int
+    memory: Array
+
+    @classmethod
+    def onto(cls, descriptor: int, serial: int) -> Window:
+        """Map a board that was handed over; its descriptor is not needed any more."""
+        try:
+            if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise OSError("it may shrink")
+            return cls(serial, np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8))
+        finally:
+            os.close(descriptor)
+
+    def read(self, place: Place) -> Tensor:
+        """A copy of what lies there."""
+        if not (place.serial == self.serial and 0 <= place.offset <= place.offset + place.length <= self.memory.size):
+            raise OSError(f"{place} is not on a board of {self.memory.size} bytes with serial {self.serial}")
+        message = torch.empty(place.length, dtype=torch.uint8)
+        message.numpy()[:] = self.memory[place.offset : place.offset + place.length]
+        return message
+
+
+class Neighbour:
+    """The connection with one rank that is near."""
+
+    def __init__(self, link: Link, peer: int, connection: socket.socket) -> None:
+        self._link = link
+        self._peer = peer
+        self._connection = connection
+        self._connection.settimeout(link.timeout_seconds)
+        self._windows: dict[int, Window] = {}
+        self._known: set[int] = set()  # serials of boards that were handed over
+
+    def __del__(self) -> None:
+        self._connection.close()
+
+    def tell(self, place: Place, board: Board) -> None:
+        """Send a note."""
+        try:
+            if place.serial in self._known:
+                self._connection.sendall(NOTE.pack(*place))
+            else:
+                self._known = {serial for serial in self._known if serial % NUM_BOARDS != place.serial % NUM_BOARDS}
+                self._known.add(place.serial)
+                socket.send_fds(self._connection, [NOTE.pack(*place)], [board.descriptor])
+        except OSError as error:
+            raise self._link.lost(self._peer, error) from error
+
+    def read(self) -> Tensor:
+        """The next message."""
+        note, descriptors = self._next_note()
+        place = Place(*NOTE.unpack(note))
+        number = place.serial % NUM_BOARDS
+        try:
+            for descriptor in descriptors:
+                self._windows[number] = Window.onto(descriptor, place.serial)
+            return self._windows[number].read(place)
+        except (OSError, ValueError, KeyError) as error:
+            raise MessageError(
+                f"rank {self._link.rank}: malformed message from rank {self._peer}: nothing to be read there ({error})"
+            ) from error
+
+    def _next_note(self) -> tuple[bytes, list[int]]:
+        note, found = b"", list[int]()
+        try:
+            while len(note) < NOTE.size:
+                more, descriptors, _, _ = socket.recv_fds(self._connection, NOTE.size - len(note), 1)
+                if not more:
+                    raise ConnectionResetError("its connection ended")
+                note, found = note + more, found + descriptors
+        except OSError as error:
+            raise self._link.lost(self._peer, error) from error
+        return note, found
+
+
+class SharedMemoryTransport:
+    """A `FramedTransport` that goes through memory where two ranks share it."""
+
+    def __init__(self, framed: FramedTransport, acquainted_after: int = 8) -> None:
+        self._framed = framed
+        self._strange = acquainted_after  # exchanges to come before others are called: a comm for one step need not
+        self._boards = [Board(number) for number in range(NUM_BOARDS)]
+        self._near: dict[int, Neighbour] = {}
+        self._exchanges = 0
+        self.in_memory = False
+
+    def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
+        """See `Transport.exchange`."""
+        if self._strange == 0:
+            self._acquaint(rounds)
+        self._strange -= 1
+        near = self._near
+        far_to, far_sources = ([rank for rank in ranks if rank not in near] for ranks in zip(*rounds, strict=True))
+        far = self._framed.exchange(messages, list(zip(far_to, far_sources, strict=True)))
+        self._tell(messages, [to for to, _ in rounds if to in near])
+        for _, source in rounds:
+            yield (source, near[source].read()) if source in near else next(far)
+        for _ in far:  # until all has left
+            pass
+
+    def send_recv(self, message: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        """See `Transport.send_recv`. Not through memory: nothing says when the other is done reading."""
+        return self._framed.send_recv(message, to, source)
+
+    def _acquaint(self, rounds: Rounds) -> None:
+        self._near = acquainted(self._framed, rounds)
+        self.in_memory = len(self._near) == len(rounds)
+
+    def _tell(self, messages: Sequence[Tensor], near: Sequence[int]) -> None:
+        if not near:
+            return
+        board = self._boards[self._exchanges % NUM_BOARDS]
+        self._exchanges += 1
+        for to, place in zip(near, board.show([messages[to] for to in near]), strict=True):
+            self._near[to].tell(place, board)
+
+
+def acquainted(framed: FramedTransport, rounds: Rounds) -> dict[int, Neighbour]:
+    """Find out who is near. All ranks do this together."""
+    link, ranks = framed.link, range(len(rounds) + 1)
+    with _listening(len(rounds)) as (listener, address):
+        offers = dict(framed.exchange([address for _ in ranks], rounds))
+        called = {rank: _call(offers[rank], link.rank) for rank in ranks if rank > link.rank and address.numel()}
+        reached = {rank: connection for rank, connection in called.items() if connection is not None}
+        answers = [torch.tensor([rank in reached], dtype=torch.uint8) for rank in ranks]
+        callers = {source for source, answer in framed.exchange(answers, rounds) if answer.tolist() == [1]}
+        reached |= _answered(listener, callers, link)
+    return {rank: Neighbour(link, rank, connection) for rank, connection in reached.items()}
+
+
+@contextmanager
+def _listening(num_callers: int) -> Iterator[tuple[socket.socket | None, Tensor]]:
+    """A listener and its address as a message; empty where there can be none."""
+    if sys.platform != "linux" or num_callers == 0:
+        yield None, torch.empty(0, dtype=torch.uint8)
+        return
+    name = f"\0{NAME}-{secrets.token_hex(16)}".encode()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(name)
+        listener.listen(num_callers)
+        yield listener, torch.frombuffer(bytearray(name), dtype=torch.uint8)
+
+
+def _call(address: Tensor, rank: int) -> socket.socket | None:
+    """A connection to who listens there; None if nobody within reach does."""
+    if address.numel() == 0:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(CALL_SECONDS)
+    try:
+        connection.connect(address.numpy().tobytes())
+        connection.sendall(HELLO.pack(rank))
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _answered(listener: socket.socket | None, callers: set[int], link: Link) -> dict[int, socket.socket]:
+    """The connections of those who have called; they are waiting already."""
+    connections: dict[int, socket.socket] = {}
+    if listener is None:
+        return connections
+    listener.settimeout(link.timeout_seconds)
+    while callers - connections.keys():
+        try:
+            connection, _ = listener.accept()
+            rank = _caller(connection)
+        except OSError as error:
+            raise link.lost(None, error) from error
+        if rank in callers - connections.keys():
+            connections[rank] = connection
+        else:
+            connection.close()
+    return connections
+
+
+def _caller(connection: socket.socket) -> int:
+    """The rank that calls; -1 if it is none of this user's."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    if CREDENTIALS.unpack(credentials)[1] != os.getuid():
+        return -1
+    connection.settimeout(CALL_SECONDS)
+    hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
+    return int(HELLO.unpack(hello)[0]) if len(hello) == HELLO.size else -1
