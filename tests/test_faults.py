@@ -14,8 +14,9 @@ KILLS = [
     ("backward", 3, "topka", {0, 1, 2}, {"gather"}),
     ("before the exchange", 3, "oktopk", {0}, {"scatter"}),
     ("select", 3, "topkdsa", {1}, {"scatter"}),
-    ("scatter", 6, "oktopk", {0}, {"scatter", "gather"}),
-    ("gather", 3, "topkdsa", {0}, {"gather"}),
+    # The next rank has had what was sent to it, and hears of the loss a little later.
+    ("scatter", 6, "oktopk", {0}, {"scatter", "agree", "gather"}),
+    ("gather", 3, "topkdsa", {0, 1}, {"gather", "scatter"}),
     ("tree", 6, "gtopk", {0}, {"receive", "send", "pass down"}),
     ("all_reduce", 6, "oktopk", {3}, {"all_reduce"}),
 ]

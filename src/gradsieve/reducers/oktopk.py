@@ -89,14 +89,14 @@ class OkTopk(Reducer[OkTopkState]):
             raise InputError(f"rank {comm.rank}: the state is for numel {state.bounds[-1]}, got numel {local.numel}")
         channel = Channel(comm, local, k, self.codec)
         if state.step >= state.cut_at:  # 1
-            bounds = self._balanced_bounds(local, comm)
+            bounds = self._balanced_bounds(local, channel)
             state = state._replace(bounds=bounds, cut_at=state.step + self.repartition_every)
         sent, arriving = channel.scatter(local, local.split(state.bounds), state.bounds)  # 2
         owned = add(part for _, part in arriving)
         summary = self._summary(owned, k, comm.size)
         threshold, predicted = state.threshold, None
         if state.evaluate or k != state.k:  # 3
-            spread = _spread(comm.rank, [part.numpy() for part in comm.all_gather_v(torch.from_numpy(summary))])
+            spread = _spread(comm.rank, [part.numpy() for part in channel.told_by_all(torch.from_numpy(summary))])
             threshold, predicted = _threshold(spread, k), spread.count_before(state.threshold)
         blocks, summaries, sizes = self._gathered(owned.above(threshold), summary, state, channel)  # 4
         total = SparseVector.concatenate(blocks)
@@ -109,11 +109,12 @@ class OkTopk(Reducer[OkTopkState]):
         """See `Reducer.rescaled`."""
         return state._replace(threshold=state.threshold * factor)
 
-    def _balanced_bounds(self, local: SparseVector, comm: Comm) -> tuple[int, ...]:
+    def _balanced_bounds(self, local: SparseVector, channel: Channel) -> tuple[int, ...]:
         """Regions that receive equal shares of all ranks' entries, as far as the gathered points tell."""
+        comm = channel.comm
         ranks = torch.from_numpy(point_ranks(local.nnz, self.points_per_region * comm.size))
         points = local.indices[ranks.to(local.indices.device)].cpu().long()
-        gathered = [part.tolist() for part in comm.all_gather_v(torch.cat([torch.tensor([local.nnz]), points]))]
+        gathered = [part.tolist() for part in channel.told_by_all(torch.cat([torch.tensor([local.nnz]), points]))]
         parts = [Summary(part[0] if part else -1, np.array(part[1:], np.int64)) for part in gathered]
         spread = Spread(comm.rank, parts, (0, local.numel - 1), descending=False)
         if spread.total == 0:
@@ -135,7 +136,7 @@ class OkTopk(Reducer[OkTopkState]):
     ) -> tuple[list[SparseVector], list[Array], list[int]]:
         """The blocks that make up the total, the ranks' summaries, and the sizes that blocks had at their owners."""
         if state.skewed:
-            sizes = _sizes(block, channel.comm)
+            sizes = [int(size) for size in channel.told_by_all(torch.tensor([block.nnz]))]
             return *channel.gather_blocks(_evened(block, sizes, channel), note=summary), sizes
         blocks, summaries = channel.gather_blocks(block, state.bounds[channel.comm.rank], summary)
         return blocks, summaries, [block.nnz for block in blocks]
@@ -165,10 +166,6 @@ def _spread(rank: int, notes: Sequence[Array]) -> Spread:
 def _threshold(spread: Spread, count: float) -> float:
     """The magnitude that about so many of all sums reach; zero if there are not more."""
     return float(spread.at(count)) if spread.total > count else 0.0
-
-
-def _sizes(block: SparseVector, comm: Comm) -> list[int]:
-    return [int(size) for size in comm.all_gather_v(torch.tensor([block.nnz], dtype=torch.int64))]
 
 
 def _evened(block: SparseVector, sizes: Sequence[int], channel: Channel) -> SparseVector:

@@ -92,6 +92,11 @@ class Channel:
                 mine = source == self.comm.rank
                 yield source, own if mine else self.codec.unpack(message, self._expected, *allowed, source).vector
 
+    @phase("agree")
+    def told_by_all(self, numbers: Tensor) -> list[Tensor]:
+        """Everybody's few numbers, in rank order."""
+        return self.comm.all_gather_v(numbers)
+
     @phase("gather")
     def gather(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:
         """Everybody's vector. This rank's has no index below `low`; the note is a few numbers to go with it."""
