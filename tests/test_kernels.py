@@ -107,6 +107,13 @@ def test_kth_magnitude_and_cut(dtype: torch.dtype, numel: int) -> None:
         assert cpu.kth_magnitude(x, k) == reference.kth_magnitude(x, k)
         assert_same(cpu.cut(indices, x, k), reference.cut(indices, x, k))
     assert_same(cpu.cut(indices, x, 0), reference.cut(indices, x, 0))
+    assert cpu.least_magnitude(x) == reference.least_magnitude(x)
+
+
+def test_a_nan_has_the_largest_magnitude() -> None:
+    for module in (cpu, reference):
+        assert module.least_magnitude(torch.tensor([torch.nan, -3.0])) == 3
+        assert module.least_magnitude(torch.tensor([torch.nan])) == torch.inf
 
 
 @pytest.mark.parametrize("sizes", [(0,), (5,), (0, 0), (5, 0), (0, 5, 9), (1, 1), (40, 60, 80, 100), (100,) * 9])

@@ -62,6 +62,11 @@ def kth_magnitude(x: Tensor, k: int) -> float:
     return torch.inf if np.isnan(value) else value
 
 
+def least_magnitude(x: Tensor) -> float:
+    """See `reference.least_magnitude`. torch would share it out and then wait for a busy core."""
+    return float(np.fmin.reduce(np.abs(x.numpy()), initial=torch.inf))
+
+
 def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
     """See `reference.cut`."""
     numel = values.numel()
@@ -71,9 +76,10 @@ def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
         return (indices[:0], values[:0]), (indices, values)
     bits, key_mask, key_bits = _keys(values)
     kth, ties = loops.kth_key(bits, k, key_mask, key_bits)
-    kept, dropped = _empty_like(indices, values, k), _empty_like(indices, values, numel - k)
+    # The loop writes before it knows.
+    kept, dropped = _empty_like(indices, values, k + 1), _empty_like(indices, values, numel - k + 1)
     loops.cut(*_arrays(indices, values), bits, key_mask, kth, ties, *_arrays(*kept), *_arrays(*dropped))
-    return kept, dropped
+    return (kept[0][:k], kept[1][:k]), (dropped[0][:-1], dropped[1][:-1])
 
 
 def sum_runs(runs: Sequence[Entries]) -> Entries:
@@ -210,9 +216,9 @@ def _empty_like(indices: Tensor, values: Tensor, numel: int) -> Entries:
 
 
 def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: int) -> Entries | int:
-    """Run a collecting loop over all chunks; if one found more than its share of the room, the room they need."""
+    """Run a collecting loop over all chunks; if one found more than there is room for, the room they need."""
     chunks = len(_chunk_bounds(x.numel())) - 1
-    share = (room if chunks == 1 else room // chunks + room // 8 + 64) + LANES
+    share = room + LANES  # for each chunk: large entries may all lie in one
     indices = torch.empty((chunks, share), dtype=index_dtype(x.numel()))
     values = torch.empty((chunks, share), dtype=x.dtype)
     found = [0] * chunks
@@ -222,7 +228,7 @@ def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: 
 
     _in_threads(run, x.numel())
     if max(found) > share - LANES:
-        return chunks * max(found)
+        return max(found)
     if chunks == 1:
         return indices[0, : found[0]], values[0, : found[0]]
     return joined([(indices[chunk, : found[chunk]], values[chunk, : found[chunk]]) for chunk in range(chunks)])

@@ -141,23 +141,25 @@ def cut(
     kept_values: Any,
     dropped_indices: Any,
     dropped_values: Any,
-) -> tuple[int, int]:
-    """Part entries at the k-th magnitude, keeping the first `ties` of those equal to it."""
-    kept = 0
-    dropped = 0
+) -> Any:
+    """Part entries at the k-th magnitude, keeping the first `ties` of those equal to it.
+
+    Both sides need room for one more: an entry is written to both, and counted in one, since guessing which would
+    be wrong too often.
+    """
+    kept, dropped = uint64(0), uint64(0)
+    left: Any = uint64(ties)
     for j in range(indices.size):
-        key = np.int64(bits[j] & key_mask)
-        tie = key == kth
-        if key > kth or (tie and ties > 0):
-            ties -= tie
-            kept_indices[kept] = indices[j]
-            kept_values[kept] = values[j]
-            kept += 1
-        else:
-            if dropped < dropped_indices.size:
-                dropped_indices[dropped] = indices[j]
-                dropped_values[dropped] = values[j]
-            dropped += 1
+        key: Any = np.int64(bits[j] & key_mask)
+        tie = uint64(key == kth) & uint64(left > 0)
+        keep = uint64(key > kth) | tie
+        left -= tie
+        kept_indices[kept] = indices[j]
+        kept_values[kept] = values[j]
+        dropped_indices[dropped] = indices[j]
+        dropped_values[dropped] = values[j]
+        kept += keep
+        dropped += _ONE - keep
     return kept, dropped
 
 

@@ -52,6 +52,11 @@ def kth_magnitude(x: Tensor, k: int) -> float:
     return float(magnitudes(x).topk(k).values[-1])
 
 
+def least_magnitude(x: Tensor) -> float:
+    """The smallest magnitude of at least one entry, NaN as infinity."""
+    return float(magnitudes(x).min())
+
+
 def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
     """The k entries of largest magnitude, and the others; among equals the lower index is kept."""
     order = _orderable(values).sort(descending=True, stable=True).indices

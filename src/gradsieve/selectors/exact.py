@@ -1,11 +1,13 @@
 """Exact top-k: the k entries of largest magnitude, as `torch.topk` finds them; among equals the lower index.
 
-1. Collect what is above a floor: the last step's k-th magnitude, lowered a little, or one guessed from a sample.
+1. Collect what is above a floor: the last step's k-th magnitude, lowered by what it may move in a step, or one guessed
+   from a sample.
 2. Cut the candidates to k. If the floor was too high for k candidates, guess again (see `search`).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,18 +18,22 @@ from gradsieve.selectors.protocol import Selector
 from gradsieve.selectors.search import top_entries
 from gradsieve.vector import SparseVector
 
+LEAST_MARGIN, LARGEST_MARGIN = 0.005, 0.3
+FORGETTING = 0.9  # of what the k-th magnitude moved once, in a step
+
 
 class ExactState(NamedTuple):
-    """The k-th magnitude of the last step: only a hint, it never changes what is picked."""
+    """Of the last step: only a hint, it never changes what is picked."""
 
-    kth: float | None = None
+    kth: float | None = None  # magnitude
+    drift: float = 0.03  # by which part of itself it moved lately, at most
 
 
 @dataclass(frozen=True)
 class Exact(Selector[ExactState]):
     """Picks the k entries of largest magnitude."""
 
-    slack: float = 0.95  # the floor is this times the last k-th magnitude; lower: fewer misses, more candidates
+    caution: float = 1.5  # how many times its drift the k-th magnitude may fall; more: fewer misses, more candidates
 
     def init(self, numel: int) -> ExactState:
         """See `Selector.init`."""
@@ -35,15 +41,19 @@ class Exact(Selector[ExactState]):
 
     def floor(self, state: ExactState) -> float | None:
         """See `Selector.floor`."""
-        return None if state.kth is None else state.kth * self.slack
+        if state.kth is None:
+            return None
+        return state.kth * (1 - min(LEAST_MARGIN + self.caution * state.drift, LARGEST_MARGIN))
 
     def select(
         self, accumulated: Tensor, k: int, state: ExactState, candidates: Entries | None
     ) -> tuple[SparseVector, ExactState]:
         """See `Selector.select`."""
         entries, kth = top_entries(accumulated, k, candidates)
-        return SparseVector.trusted(entries, accumulated.numel()), ExactState(kth)
+        moved = abs(kth / state.kth - 1) if state.kth else 0.0
+        state = ExactState(kth, max(moved, FORGETTING * state.drift) if math.isfinite(moved) else state.drift)
+        return SparseVector.trusted(entries, accumulated.numel()), state
 
     def rescaled(self, state: ExactState, factor: float) -> ExactState:
         """See `Selector.rescaled`."""
-        return ExactState(None if state.kth is None else state.kth * factor)
+        return state._replace(kth=None if state.kth is None else state.kth * factor)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 
 from gradsieve.kernels import Entries, kernels
@@ -54,4 +53,4 @@ def top_entries(x: Tensor, k: int, candidates: Entries | None = None) -> tuple[E
     if candidates[0].numel() < k:
         return candidates, 0.0
     kept, _ = fast.cut(*candidates, k)
-    return kept, float(kept[1].abs().nan_to_num(torch.inf).min())
+    return kept, fast.least_magnitude(kept[1])

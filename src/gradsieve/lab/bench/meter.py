@@ -26,7 +26,7 @@ class Exchanged(NamedTuple):
         return self._replace(traffic=traffic)
 
 
-QUIET_SECONDS = 0.02  # for what ranks agreed by to come to rest
+QUIET_SECONDS = 0.003  # for what ranks agreed by to come to rest
 
 
 @dataclass(frozen=True)

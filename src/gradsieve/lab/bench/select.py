@@ -72,8 +72,8 @@ class SieveContender:
         """Accumulate and select, timed; then settle as if all that was picked had been delivered."""
         started = time.perf_counter()
         floor = self.selector.floor(self._selector_state)
-        pieces = Pieces([grad])
-        accumulated, candidates = self._residual.accumulate(pieces, pieces, self._feedback_state, floor, self.k)
+        pieces, elsewhere = Pieces([grad]), Pieces([grad])  # not `pieces` itself: others still need the gradient
+        accumulated, candidates = self._residual.accumulate(pieces, elsewhere, self._feedback_state, floor, self.k)
         local, self._selector_state = self.selector(accumulated, self.k, self._selector_state, candidates)
         seconds = time.perf_counter() - started
         nothing = SparseVector.empty(local.numel, local.values)
