@@ -13,12 +13,13 @@ import torch
 
 from gradsieve import RECIPES, SELECTORS
 from gradsieve.cli import main
-from gradsieve.comm import TorchComm
+from gradsieve.comm import FRAME_BYTES, TorchComm
 from gradsieve.errors import InputError
 from gradsieve.lab import machine
 from gradsieve.lab.bench.contest import contest
 from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.workers import Worker, WorkerError, run_workers
+from gradsieve.wire.message import OVERHEAD_BYTES
 
 ENVIRONMENT = {"gradsieve", "python", "torch", "numpy", "numba", "cpu", "cores", "platform", "date"}
 ROW = {"numel", "density", "ranks", "seconds", "repeats", "threads"}
@@ -73,7 +74,8 @@ def test_reduce_rows(capsys: pytest.CaptureFixture[str]) -> None:
         assert by_name[name]["messages_per_rank"] == 2
         assert by_name[name]["calls_per_step"] == 1
     assert by_name["topka"]["messages_per_rank"] == 1
-    assert 4 * 50 < by_name["topka"]["bytes_received_per_rank"] < 8 * 50  # values, and gaps for indices
+    # Between processes of one machine entries go as they are.
+    assert 8 * 50 < by_name["topka"]["bytes_received_per_rank"] <= 8 * 50 + OVERHEAD_BYTES + FRAME_BYTES
     assert 0 < by_name["oktopk"]["calls_per_step"] <= 4
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import uint32, uint64
+from numba import njit, uint32, uint64
 
 from gradsieve.kernels.bits import ONE, compiled, get
 
@@ -17,6 +17,10 @@ CHUNK_VALUES = 128  # that share a scale; fewer fits the scale closer, but sends
 
 _MAGNITUDE = uint32(0x7FFFFFFF)
 _SIGN_SHIFT = uint32(31)
+_LEAST_NORMAL_HALF = uint32(0x38800000)  # 2 to the -14, as a float32
+_HALF_BIAS = uint32((0xFFF - (112 << 23)) & 0xFFFFFFFF)  # between the two's exponents, and half of the last bit
+_EXPONENTS_APART = uint32(112 << 23)
+_ONE_HALF = uint32(0x3F000000)
 _LEAST_STEP = np.finfo(np.float32).tiny  # below, one over the step is infinite
 
 # The largest magnitudes that do not round to infinity.
@@ -66,23 +70,29 @@ def decode_narrow(words: Any, shift: int, base: int, width: int, bits: Any) -> N
 
 
 @compiled
-def encode_levels(values: Any, levels: int, steps: Any, codes: Any, rounded: Any) -> None:
-    """The nearest multiple of a step, between `-levels` and `levels`; the step fits the chunk's greatest magnitude."""
+def encode_levels(values: Any, bits: Any, levels: int, steps: Any, codes: Any, rounded: Any) -> None:
+    """The nearest multiple of a step, between `-levels` and `levels`; the step fits the chunk's greatest magnitude.
+
+    `bits` are those of the float32 values: as whole numbers magnitudes are compared eight at a time. Each loop does one
+    thing, or none would be.
+    """
+    most = np.int32(levels)
+    peak = np.empty(1, np.uint32)
     for chunk in range(steps.size):
         start = chunk * CHUNK_VALUES
         stop = min(start + CHUNK_VALUES, values.size)
-        greatest = np.float32(0)
+        greatest = uint32(0)
         for j in range(start, stop):
-            greatest = max(greatest, abs(np.float32(values[j])))
-        step = greatest / np.float32(levels)
+            greatest = max(greatest, bits[j] & _MAGNITUDE)
+        peak[0] = greatest
+        step = peak.view(np.float32)[0] / np.float32(levels)
         if step < _LEAST_STEP:
             step = np.float32(0)
         scale = np.float32(0) if step == 0 else np.float32(1) / step
         steps[chunk] = step
         for j in range(start, stop):
-            code = np.rint(np.float32(values[j]) * scale)
-            code = min(max(code, np.float32(-levels)), np.float32(levels))
-            codes[j] = np.int8(code)
+            codes[j] = min(max(np.int32(np.rint(values[j] * scale)), -most), most)
+        for j in range(start, stop):
             rounded[j] = np.float32(codes[j]) * step  # from the whole number: it has no negative zero
 
 
@@ -96,7 +106,7 @@ def decode_levels(steps: Any, codes: Any, values: Any) -> None:
             values[j] = np.float32(codes[j]) * step
 
 
-@compiled
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
 def encode_signs(values: Any, steps: Any, codes: Any, rounded: Any) -> None:
     """Codes of one and minus one; the step is the chunk's mean magnitude."""
     for chunk in range(steps.size):
@@ -109,7 +119,51 @@ def encode_signs(values: Any, steps: Any, codes: Any, rounded: Any) -> None:
         steps[chunk] = step
         for j in range(start, stop):
             codes[j] = -1 if values[j] < 0 else 1
+        for j in range(start, stop):
             rounded[j] = np.float32(codes[j]) * step
+
+
+@compiled
+def pack_nibbles(codes: Any, data: Any) -> None:
+    """Two codes in a byte, the first below; an odd one has a zero above it."""
+    for j in range(codes.size // 2):
+        data[j] = np.uint8(codes[2 * j]) & np.uint8(15) | np.uint8(codes[2 * j + 1]) << np.uint8(4)
+    if codes.size % 2:
+        data[codes.size // 2] = np.uint8(codes[codes.size - 1]) & np.uint8(15)
+
+
+@compiled
+def unpack_nibbles(data: Any, codes: Any) -> None:
+    """The codes again, with their signs."""
+    for j in range(codes.size // 2):
+        byte = np.int32(data[j])
+        codes[2 * j] = ((byte & 15) ^ 8) - 8
+        codes[2 * j + 1] = ((byte >> 4) ^ 8) - 8
+    if codes.size % 2:
+        codes[codes.size - 1] = ((np.int32(data[codes.size // 2]) & 15) ^ 8) - 8
+
+
+@compiled
+def round_fp16(values: Any, bits: Any, halves: Any, rounded: Any) -> None:
+    """float32 as float16, to nearest, ties to even, and as float32 again; none may be beyond `LARGEST_FP16`.
+
+    Values as numbers and as bit patterns, the other two as bit patterns.
+    """
+    shifted, back = np.empty(CHUNK_VALUES, np.float32), np.empty(CHUNK_VALUES, np.float32)
+    shifted_bits, back_bits = shifted.view(np.uint32), back.view(np.uint32)
+    for start in range(0, values.size, CHUNK_VALUES):
+        count = min(CHUNK_VALUES, values.size - start)
+        for j in range(count):
+            shifted[j] = abs(values[start + j]) + np.float32(0.5)  # the last bit of a half's subnormals comes last here
+        for j in range(count):
+            back[j] = shifted[j] - np.float32(0.5)
+        for j in range(count):
+            magnitude, sign = bits[start + j] & _MAGNITUDE, bits[start + j] & ~_MAGNITUDE
+            is_normal = magnitude >= _LEAST_NORMAL_HALF
+            normal = (magnitude + _HALF_BIAS + (magnitude >> uint32(13) & uint32(1))) >> uint32(13)
+            half = normal if is_normal else shifted_bits[j] - _ONE_HALF
+            halves[start + j] = sign >> uint32(16) | half
+            rounded[start + j] = sign | ((half << uint32(13)) + _EXPONENTS_APART if is_normal else back_bits[j])
 
 
 @compiled

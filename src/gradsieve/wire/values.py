@@ -161,8 +161,10 @@ class Half(ValueCode):
     def write(self, values: Array, words: Array) -> Array:
         """See `ValueCode.write`."""
         codes = words.view(np.float16)[: self.count]
-        codes[:] = values
-        return codes.astype(values.dtype)
+        singles = values.astype(np.float32, copy=False)
+        rounded = np.empty(self.count, np.float32)
+        fields.round_fp16(singles, singles.view(np.uint32), codes.view(np.uint16), rounded.view(np.uint32))
+        return rounded.astype(values.dtype, copy=False)
 
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
         """See `ValueCode.read`."""
@@ -189,18 +191,17 @@ class Stepped(ValueCode):
     def write(self, values: Array, words: Array) -> Array:
         """See `ValueCode.write`."""
         steps, room = self._parts(words)
-        codes, rounded = np.empty(self.count, np.int8), np.empty_like(values)
-        self.encode(values, steps, codes, rounded)
-        packed = self.packed(codes)
-        room[: packed.size] = packed
-        return rounded
+        codes, rounded = np.empty(self.count, np.int8), np.empty(self.count, np.float32)
+        self.encode(values.astype(np.float32, copy=False), steps, codes, rounded)
+        self.pack(codes, room)
+        return rounded.astype(values.dtype, copy=False)
 
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
         """See `ValueCode.read`."""
         steps, room = self._parts(words)
-        values = np.empty(self.count, dtype)
+        values = np.empty(self.count, np.float32)
         fields.decode_levels(steps, self.unpacked(room), values)
-        return values
+        return values.astype(dtype, copy=False)
 
     def _parts(self, words: Array) -> tuple[Array, Array]:
         edge = num_words(32 * self.num_chunks)
@@ -208,11 +209,11 @@ class Stepped(ValueCode):
 
     def encode(self, values: Array, steps: Array, codes: Array, rounded: Array) -> None:
         """Find steps and numbers."""
-        fields.encode_levels(values, (1 << (self.bits - 1)) - 1, steps, codes, rounded)
+        fields.encode_levels(values, values.view(np.uint32), (1 << (self.bits - 1)) - 1, steps, codes, rounded)
 
-    def packed(self, codes: Array) -> Array:
+    def pack(self, codes: Array, data: Array) -> None:
         """Numbers as bytes."""
-        return codes.view(np.uint8)
+        data[: codes.size] = codes.view(np.uint8)
 
     def unpacked(self, data: Array) -> Array:
         """Bytes as numbers."""
@@ -234,20 +235,15 @@ class Nibble(Stepped):
     kind: ClassVar[int] = 5
     bits: ClassVar[int] = 4
 
-    def packed(self, codes: Array) -> Array:
-        """See `Stepped.packed`."""
-        pairs = np.zeros(codes.size + codes.size % 2, np.uint8)
-        pairs[: codes.size] = codes.view(np.uint8) & 0xF
-        return pairs[0::2] | pairs[1::2] << 4
+    def pack(self, codes: Array, data: Array) -> None:
+        """See `Stepped.pack`."""
+        fields.pack_nibbles(codes, data)
 
     def unpacked(self, data: Array) -> Array:
         """See `Stepped.unpacked`."""
-        half = data[: (self.count + 1) // 2]
-        codes = np.empty(2 * half.size, np.int8)
-        # Shifted up and back down as signed numbers, so that the sign comes along.
-        codes[0::2] = (half << 4).view(np.int8) >> 4
-        codes[1::2] = half.view(np.int8) >> 4
-        return codes[: self.count]
+        codes = np.empty(self.count, np.int8)
+        fields.unpack_nibbles(data, codes)
+        return codes
 
 
 @dataclass(frozen=True)
@@ -261,9 +257,10 @@ class Sign(Stepped):
         """See `Stepped.encode`."""
         fields.encode_signs(values, steps, codes, rounded)
 
-    def packed(self, codes: Array) -> Array:
-        """See `Stepped.packed`."""
-        return np.packbits(codes < 0, bitorder="little")
+    def pack(self, codes: Array, data: Array) -> None:
+        """See `Stepped.pack`."""
+        signs = np.packbits(codes < 0, bitorder="little")
+        data[: signs.size] = signs
 
     def unpacked(self, data: Array) -> Array:
         """See `Stepped.unpacked`."""
@@ -294,7 +291,7 @@ def chosen(name: str, values: Array) -> ValueCode:
         return Native(values.size, values.itemsize)
     if code is None or values.size == 0 or (code is Single and values.itemsize <= 4):
         return _exact(values)
-    if values.dtype not in (np.float32, np.float64) or not np.abs(values).max() <= code.largest:
+    if values.dtype not in (np.float32, np.float64) or not _greatest(values) <= code.largest:
         return _exact(values)
     made: ValueCode = Narrow.fitting(_brain(values), BRAIN_SHIFT) if code is Narrow else code(values.size)
     return made
@@ -306,6 +303,14 @@ def _exact(values: Array) -> ValueCode:
         if narrow.width <= WORTH_NARROWING_BITS:
             return narrow
     return Native(values.size, values.itemsize)
+
+
+def _greatest(values: Array) -> float:
+    """The largest magnitude; NaN if there is one."""
+    if values.dtype == np.float64:
+        return float(np.abs(values).max())
+    _, greatest = fields.magnitude_span(values.view(np.uint32))
+    return float(np.array([greatest], np.uint32).view(np.float32)[0])
 
 
 def _brain(values: Array) -> Array:
