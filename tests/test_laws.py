@@ -111,7 +111,7 @@ def test_laws_hold_exactly_on_whole_numbers(name: str, size: int, pattern: str) 
 SENDING = [name for name in REDUCERS if name != "dense"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("size", [2, 5, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 3, 4, 6, 7, 8))])
 @pytest.mark.parametrize("values", [name for name in VALUE_CODES if name != "exact"])
 @pytest.mark.parametrize("name", SENDING)
 def test_laws_hold_whatever_is_rounded_away(name: str, values: str, size: int) -> None:

@@ -93,7 +93,7 @@ def test_an_unknown_peer() -> None:
 
 def test_a_race_in_a_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     networks.require_networks()
-    monkeypatch.setattr("gradsieve.lab.bench.reduce.NETWORK_NAME", networks.unique_name())
+    monkeypatch.setattr("gradsieve.lab.bench.site.NETWORK_NAME", networks.unique_name())
     numel = 300_000
     command = "bench reduce --network unlimited --hosts 2 --recipe oktopk --repeats 2 --json --numel"
     assert main([*command.split(), str(numel)]) == 0

@@ -170,7 +170,8 @@ def reduce(
     if peers and no_peers:
         raise InputError("--peer and --no-peers exclude each other")
     from gradsieve.lab.bench.peers import PEERS
-    from gradsieve.lab.bench.reduce import COLUMNS, LOOPBACK, ReducePlan, bench_reduce
+    from gradsieve.lab.bench.reduce import COLUMNS, ReducePlan, bench_reduce
+    from gradsieve.lab.bench.site import LOOPBACK
     from gradsieve.lab.interrupts import termination_unwinds
     from gradsieve.recipes import RECIPES
 
@@ -273,7 +274,8 @@ def overlap(
     as_json: bool,
 ) -> None:
     """How much of the exchange backward hides, by size of groups; and what the hook costs with nothing sent."""
-    from gradsieve.lab.bench.overlap import COLUMNS, LOOPBACK, OverlapPlan, bench_overlap
+    from gradsieve.lab.bench.overlap import COLUMNS, OverlapPlan, bench_overlap
+    from gradsieve.lab.bench.site import LOOPBACK
     from gradsieve.lab.interrupts import termination_unwinds
 
     plan = OverlapPlan(recipe, values, density, group_mbs, networks or (LOOPBACK,), ranks, width, batch, repeats)

@@ -27,18 +27,16 @@ from gradsieve.ddp import attach
 from gradsieve.errors import InputError
 from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Progress, silent
 from gradsieve.lab.bench.report import Column, Report, Row, environment, milliseconds, thousands
+from gradsieve.lab.bench.site import check_networks, run_on
 from gradsieve.lab.machine import require_memory
 from gradsieve.lab.models.vgg import Vgg16, VggShape
-from gradsieve.lab.network import Network
-from gradsieve.lab.network.topology import split_profile
-from gradsieve.lab.workers import Worker, run_workers, threads_per_worker
+from gradsieve.lab.workers import Worker, threads_per_worker
 from gradsieve.recipes import Recipe, recipe
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
 from gradsieve.selectors.threshold import Threshold
 from gradsieve.sieve import Sieve
 from gradsieve.vector import SparseVector
 
-LOOPBACK = "loopback"
 WARMUP_STEPS = RESIDUAL_WARMUP_STEPS // 2
 COPIES = 6  # of the parameters, that a model with its gradients, buckets, residual and spare takes
 
@@ -152,15 +150,11 @@ def bench_overlap(plan: OverlapPlan, progress: Progress = silent) -> Report:
     """All networks, one after the other."""
     numel = sum(parameter.numel() for parameter in Vgg16(VggShape(width=plan.width)).parameters())
     recipe(plan.recipe, values=plan.values)
+    check_networks(plan.networks, plan.ranks)
     require_memory(4 * COPIES * numel * plan.ranks * (len(plan.group_mbs) + 3), "use a smaller --width or fewer ranks")
     rows: list[Row] = []
     for network in plan.networks:
-        if network == LOOPBACK:
-            measured = run_workers(plan.ranks, measure, plan, network, on_report=lambda told: progress(*told))
-        else:
-            rate, latency = split_profile(network)
-            with Network(plan.ranks, rate, latency=latency, name="bench") as hosts:
-                measured = hosts.run_workers(measure, plan, network, on_report=lambda told: progress(*told))
+        measured = run_on(network, plan.ranks, measure, plan, network, on_report=lambda told: progress(*told))
         rows += _rows(plan, network, numel, measured)
     return Report(environment(), rows)
 

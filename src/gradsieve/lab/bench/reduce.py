@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,19 +32,15 @@ from gradsieve.lab.bench.report import (
     thousands,
     times,
 )
+from gradsieve.lab.bench.site import LOOPBACK, check_networks, run_on
 from gradsieve.lab.machine import require_memory
-from gradsieve.lab.network import Network
-from gradsieve.lab.network.iproute import require_tools
-from gradsieve.lab.network.topology import Topology, split_profile
-from gradsieve.lab.workers import TIMEOUT_SECONDS, Tell, Worker, run_workers, threads_per_worker
+from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker, threads_per_worker
 from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import RECIPES, Recipe, recipe
 from gradsieve.wire import Codec
 
 BACKEND = "gloo all_reduce"
-LOOPBACK = "loopback"
-NETWORK_NAME = "bench"  # two at a time would measure each other
 DENSE_WARMUP_STEPS = 2
 
 COLUMNS = (
@@ -154,7 +150,8 @@ def bench_reduce(plan: ReducePlan, progress: Progress = silent) -> Report:
                 for density in plan.densities:
                     names = tuple(plan.recipes), tuple(plan.peers)
                     cell = Cell(*names, network, numel, density, ranks, plan.repeats, tuple(plan.values))
-                    rows += _rows(cell, _run(cell, lambda told: progress(*told)))
+                    measured = run_on(network, ranks, measure, cell, on_report=lambda told: progress(*told))
+                    rows += _rows(cell, measured)
     return Report(environment(), rows)
 
 
@@ -166,23 +163,11 @@ def _check(plan: ReducePlan) -> None:
         Codec(values=code)
     for name in plan.peers:
         PEERS[name]
-    for network in plan.networks:
-        if network != LOOPBACK:
-            rate, latency = split_profile(network)
-            Topology.of(max(plan.ranks), rate, latency=latency)
-            require_tools()
+    check_networks(plan.networks, max(plan.ranks))
     # Each recipe and peer keeps up to three vectors; the pool, the gradient, and what a dense step makes on the way.
     vectors = POOL + 3 + 3 * (len(plan.recipes) * len(plan.values) + len(plan.peers))
     remedy = "use a smaller --numel, fewer --recipe or fewer --peer"
     require_memory(4 * vectors * max(plan.numels) * max(plan.ranks), remedy)
-
-
-def _run(cell: Cell, on_report: Tell) -> list[Any]:
-    if cell.network == LOOPBACK:
-        return run_workers(cell.ranks, measure, cell, on_report=on_report)
-    rate, latency = split_profile(cell.network)
-    with Network(cell.ranks, rate, latency=latency, name=NETWORK_NAME) as network:
-        return network.run_workers(measure, cell, on_report=on_report)
 
 
 def measure(worker: Worker, cell: Cell) -> dict[str, list[Exchanged]]:

@@ -23,9 +23,9 @@ from gradsieve.cost import lower_bound_words
 from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Progress, silent
 from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.report import Column, Report, Row, environment, megabytes, thousands, times
+from gradsieve.lab.bench.site import check_networks, run_on
 from gradsieve.lab.machine import require_memory
-from gradsieve.lab.network import Network, interface_counters
-from gradsieve.lab.network.topology import split_profile
+from gradsieve.lab.network import interface_counters
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker
 from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
@@ -99,6 +99,7 @@ class Received(NamedTuple):
 
 def bench_wire(plan: WirePlan, progress: Progress = silent) -> Report:
     """All traffic, then indices alone, then speed."""
+    check_networks((network for network in plan.networks if network != THREADS), max(plan.ranks))
     vectors = 6  # a rank's pool of gradients, its gradient, residual and spare
     require_memory(4 * vectors * plan.numel * max(plan.ranks), "use a smaller --numel or fewer --ranks")
     cells = [
@@ -122,9 +123,7 @@ def bench_wire(plan: WirePlan, progress: Progress = silent) -> Report:
 def _run(cell: Cell) -> list[list[Received]]:
     if cell.network == THREADS:
         return run_ranks(cell.ranks, lambda comm: _steps(comm, cell, in_network=False), timeout_seconds=600)
-    rate, latency = split_profile(cell.network)
-    with Network(cell.ranks, rate, latency=latency, name="bench") as network:
-        return network.run_workers(_in_network, cell)
+    return run_on(cell.network, cell.ranks, _in_network, cell)
 
 
 def _in_network(worker: Worker, cell: Cell) -> list[Received]:
