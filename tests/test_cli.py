@@ -102,6 +102,7 @@ def test_list_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "reduce", "--recipe", "oktop"], "unknown recipe 'oktop'; did you mean 'oktopk'?"),
         (["bench", "reduce", "--ranks"], "Option '--ranks' requires an argument."),
         (["demo", "--workers", "1"], "workers must be at least 2"),
+        (["bench", "wire", "--ranks", "1"], "ranks must be at least 2, or nothing is sent, got 1"),
         (["demo", "--workers", "two"], "workers must be a whole number, got 'two'"),
         (["demo", "--density", "-1"], "density must be in (0, 1], got -1"),
         (["demo", "--out", "/dev/null/here"], "cannot write to /dev/null/here"),

@@ -84,7 +84,7 @@ class Board:
     def _grow(self, num_bytes: int) -> None:
         """A larger board in place of this one: those who still look at the old one keep it."""
         room = max(mmap.PAGESIZE, num_bytes + num_bytes // 2)
-        descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = _new_memory()
         os.ftruncate(descriptor, room)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # or a reader could fall off its end
         if self.descriptor >= 0:
@@ -220,7 +220,7 @@ class SharedMemoryTransport:
 def acquainted(framed: FramedTransport, rounds: Rounds) -> dict[int, Neighbour]:
     """Find out who is near. All ranks do this together."""
     link, ranks = framed.link, range(len(rounds) + 1)
-    with _listening(len(rounds)) as (listener, address):
+    with listening(len(rounds)) as (listener, address):
         offers = dict(framed.exchange([address for _ in ranks], rounds))
         called = {rank: _call(offers[rank], link.rank) for rank in ranks if rank > link.rank and address.numel()}
         reached = {rank: connection for rank, connection in called.items() if connection is not None}
@@ -231,16 +231,25 @@ def acquainted(framed: FramedTransport, rounds: Rounds) -> dict[int, Neighbour]:
 
 
 @contextmanager
-def _listening(num_callers: int) -> Iterator[tuple[socket.socket | None, Tensor]]:
-    """A listener and its address as a message; empty where there can be none."""
-    if sys.platform != "linux" or num_callers == 0:
+def listening(num_callers: int) -> Iterator[tuple[socket.socket | None, Tensor]]:
+    """A listener and its address as a message; empty where there can be none, or no memory to share."""
+    if sys.platform != "linux":
         yield None, torch.empty(0, dtype=torch.uint8)
         return
     name = f"\0{NAME}-{secrets.token_hex(16)}".encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(name)
-        listener.listen(num_callers)
-        yield listener, torch.frombuffer(bytearray(name), dtype=torch.uint8)
+        try:
+            os.close(_new_memory())
+            listener.bind(name)
+            listener.listen(num_callers)
+        except OSError:  # a sandbox may forbid either
+            yield None, torch.empty(0, dtype=torch.uint8)
+        else:
+            yield listener, torch.frombuffer(bytearray(name), dtype=torch.uint8)
+
+
+def _new_memory() -> int:
+    return os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def _call(address: Tensor, rank: int) -> socket.socket | None:

@@ -20,6 +20,7 @@ import torch
 
 from gradsieve.comm import Comm, CountingComm, TorchComm
 from gradsieve.cost import lower_bound_words
+from gradsieve.errors import InputError
 from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Progress, silent
 from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.report import Column, Report, Row, environment, megabytes, thousands, times
@@ -99,6 +100,8 @@ class Received(NamedTuple):
 
 def bench_wire(plan: WirePlan, progress: Progress = silent) -> Report:
     """All traffic, then indices alone, then speed."""
+    if min(plan.ranks) < 2:
+        raise InputError(f"ranks must be at least 2, or nothing is sent, got {min(plan.ranks)}")
     check_networks((network for network in plan.networks if network != THREADS), max(plan.ranks))
     vectors = 6  # a rank's pool of gradients, its gradient, residual and spare
     require_memory(4 * vectors * plan.numel * max(plan.ranks), "use a smaller --numel or fewer --ranks")
