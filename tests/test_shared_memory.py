@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from comm_contract import run_gloo
 from gradsieve import MessageError, PeerLostError, TorchComm
-from gradsieve.comm.shared_memory import NOTE, Board, Neighbour, Place, SharedMemoryTransport
+from gradsieve.comm.shared_memory import NOTE, Board, Neighbour, Place, SharedMemoryTransport, listening
 from gradsieve.comm.transport import FramedTransport, Link
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such memory")
@@ -132,6 +132,20 @@ def test_silence_is_a_lost_peer() -> None:
     with pytest.raises(PeerLostError, match="lost rank 1 .timed out"):
         here.read()
     del there
+
+
+def test_where_memory_cannot_be_shared_nobody_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(3) as (listener, address):
+        assert listener is not None
+        assert address.numel() > 0
+
+    def forbidden(*arguments: Any) -> int:
+        raise PermissionError("not in this sandbox")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    with listening(3) as (listener, address):
+        assert listener is None
+        assert address.numel() == 0
 
 
 def test_a_killed_neighbour_is_known_to_all_at_once(tmp_path: Path) -> None:
