@@ -151,19 +151,24 @@ def round_fp16(values: Any, bits: Any, halves: Any, rounded: Any) -> None:
     """
     shifted, back = np.empty(CHUNK_VALUES, np.float32), np.empty(CHUNK_VALUES, np.float32)
     shifted_bits, back_bits = shifted.view(np.uint32), back.view(np.uint32)
+    half = np.empty(CHUNK_VALUES, np.uint32)
     for start in range(0, values.size, CHUNK_VALUES):
-        count = min(CHUNK_VALUES, values.size - start)
-        for j in range(count):
-            shifted[j] = abs(values[start + j]) + np.float32(0.5)  # the last bit of a half's subnormals comes last here
-        for j in range(count):
+        stop = min(start + CHUNK_VALUES, values.size)
+        numbers, patterns = values[start:stop], bits[start:stop]
+        for j in range(numbers.size):
+            shifted[j] = abs(numbers[j]) + np.float32(0.5)  # the last bit of a half's subnormals comes last here
             back[j] = shifted[j] - np.float32(0.5)
-        for j in range(count):
-            magnitude, sign = bits[start + j] & _MAGNITUDE, bits[start + j] & ~_MAGNITUDE
-            is_normal = magnitude >= _LEAST_NORMAL_HALF
+        for j in range(numbers.size):
+            magnitude = patterns[j] & _MAGNITUDE
             normal = (magnitude + _HALF_BIAS + (magnitude >> uint32(13) & uint32(1))) >> uint32(13)
-            half = normal if is_normal else shifted_bits[j] - _ONE_HALF
-            halves[start + j] = sign >> uint32(16) | half
-            rounded[start + j] = sign | ((half << uint32(13)) + _EXPONENTS_APART if is_normal else back_bits[j])
+            half[j] = normal if magnitude >= _LEAST_NORMAL_HALF else shifted_bits[j] - _ONE_HALF
+        codes, again = halves[start:stop], rounded[start:stop]
+        for j in range(numbers.size):
+            codes[j] = patterns[j] >> uint32(16) & uint32(0x8000) | half[j]
+        for j in range(numbers.size):
+            magnitude = patterns[j] & _MAGNITUDE
+            seen = (half[j] << uint32(13)) + _EXPONENTS_APART if magnitude >= _LEAST_NORMAL_HALF else back_bits[j]
+            again[j] = patterns[j] & ~_MAGNITUDE | seen
 
 
 @compiled
