@@ -101,6 +101,7 @@ def train_until_lost(worker: Worker) -> None:
         raise
 
 
+@pytest.mark.long
 def test_when_a_host_is_cut_off_everybody_is_told_within_the_timeout(network: Network) -> None:
     told: dict[int, str] = {}
 

@@ -72,7 +72,7 @@ def run(size: int, gradient: Any, steps: int, reducer: OkTopk | None = None) -> 
 
 
 @pytest.mark.parametrize("gradient", [crowded, apart, layered])
-@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 16, 32])
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, pytest.param(16, marks=pytest.mark.long), 32])
 def test_words_stay_within_the_papers_bound_on_skewed_gradients(size: int, gradient: Any) -> None:
     """Every byte counted: entries, headers, frames and quantile points."""
     for done in run(size, gradient, 5):
@@ -82,7 +82,7 @@ def test_words_stay_within_the_papers_bound_on_skewed_gradients(size: int, gradi
 
 
 @pytest.mark.parametrize("gradient", [crowded, apart, layered])
-@pytest.mark.parametrize("size", [2, 4, 8, 16])
+@pytest.mark.parametrize("size", [2, 4, 8, pytest.param(16, marks=pytest.mark.long)])
 def test_words_average_near_the_balanced_cost(size: int, gradient: Any) -> None:
     """At most 4.3k(P-1)/P a rank and step, every byte counted."""
     received = [step.traffic.bytes_received for done in run(size, gradient, 12) for step in done]

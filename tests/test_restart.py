@@ -75,6 +75,7 @@ def test_without_restarts_the_job_fails_and_says_why(tmp_path: Path) -> None:
     assert "SIGKILL" in done.stderr
 
 
+@pytest.mark.long
 def test_it_goes_on_with_more_ranks(undisturbed: tuple[Path, list[str]]) -> None:
     folder, _ = undisturbed
     lines, done = torchrun(folder, 3, "--steps", "15")
