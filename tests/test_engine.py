@@ -67,6 +67,13 @@ def test_pieces_are_one_vector(lengths: list[int], apart: bool) -> None:
     assert torch.equal(torch.cat(parts), total.to_dense() / 2)
     pieces.write_mean_(SparseVector.full(values), 4)
     assert torch.equal(torch.cat(parts), values / 4)
+    for written in (total, SparseVector.full(values)):
+        for part in parts:
+            part.zero_()
+        pieces.is_clear = True
+        pieces.write_mean_(written, 2)
+        pieces.write_mean_(total, 2)  # no longer clear, whatever was written
+        assert torch.equal(torch.cat(parts), total.to_dense() / 2)
 
 
 def test_pieces_need_an_entry() -> None:

@@ -61,17 +61,17 @@ class Pieces:
 
     def write_mean_(self, total: SparseVector, size: int) -> None:
         """Overwrite with `total / size`, zeros included: the one place where a sum becomes a mean."""
+        was_clear, self.is_clear = self.is_clear, False
         if total.is_full:
             for piece in self._pieces:
                 torch.div(total.values[piece.start : piece.stop], size, out=piece.values)
             return
         mean = SparseVector.trusted((total.indices, total.values / size), total.numel)
         for piece, part in zip(self._pieces, self._cut(mean), strict=True):
-            if self.is_clear:
+            if was_clear:
                 part.put_in_(piece.values)
             else:
                 part.write_to_(piece.values)
-        self.is_clear = False
 
     def _cut(self, vector: SparseVector) -> list[SparseVector]:
         """The part of a vector that belongs to each piece, with indices of the piece's own."""
