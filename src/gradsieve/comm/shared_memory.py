@@ -131,19 +131,19 @@ class Neighbour:
         self._connection = connection
         self._connection.settimeout(link.timeout_seconds)
         self._windows: dict[int, Window] = {}
-        self._known: set[int] = set()  # serials of boards that were handed over
+        self._handed_over: dict[int, int] = {}  # the serial of each board that the other has
 
     def __del__(self) -> None:
         self._connection.close()
 
     def tell(self, place: Place, board: Board) -> None:
         """Send a note."""
+        number = place.serial % NUM_BOARDS
         try:
-            if place.serial in self._known:
+            if self._handed_over.get(number) == place.serial:
                 self._connection.sendall(NOTE.pack(*place))
             else:
-                self._known = {serial for serial in self._known if serial % NUM_BOARDS != place.serial % NUM_BOARDS}
-                self._known.add(place.serial)
+                self._handed_over[number] = place.serial
                 socket.send_fds(self._connection, [NOTE.pack(*place)], [board.descriptor])
         except OSError as error:
             raise self._link.lost(self._peer, error) from error
@@ -180,7 +180,7 @@ class SharedMemoryTransport:
 
     def __init__(self, framed: FramedTransport, acquainted_after: int = 8) -> None:
         self._framed = framed
-        self._strange = acquainted_after  # exchanges to come before others are called: a comm for one step need not
+        self._acquainted_after = acquainted_after  # exchanges: a comm that lives for one step need not call others
         self._boards = [Board(number) for number in range(NUM_BOARDS)]
         self._near: dict[int, Neighbour] = {}
         self._exchanges = 0
@@ -188,13 +188,13 @@ class SharedMemoryTransport:
 
     def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
         """See `Transport.exchange`."""
-        if self._strange == 0:
+        if self._exchanges == self._acquainted_after:
             self._acquaint(rounds)
-        self._strange -= 1
         near = self._near
         far_to, far_sources = ([rank for rank in ranks if rank not in near] for ranks in zip(*rounds, strict=True))
         far = self._framed.exchange(messages, list(zip(far_to, far_sources, strict=True)))
         self._tell(messages, [to for to, _ in rounds if to in near])
+        self._exchanges += 1
         for _, source in rounds:
             yield (source, near[source].read()) if source in near else next(far)
         for _ in far:  # until all has left
@@ -212,7 +212,6 @@ class SharedMemoryTransport:
         if not near:
             return
         board = self._boards[self._exchanges % NUM_BOARDS]
-        self._exchanges += 1
         for to, place in zip(near, board.show([messages[to] for to in near]), strict=True):
             self._near[to].tell(place, board)
 
@@ -276,9 +275,9 @@ def _answered(listener: socket.socket | None, callers: set[int], link: Link) -> 
     while callers - connections.keys():
         try:
             connection, _ = listener.accept()
-            rank = _caller(connection)
         except OSError as error:
             raise link.lost(None, error) from error
+        rank = _caller(connection)
         if rank in callers - connections.keys():
             connections[rank] = connection
         else:
@@ -287,10 +286,13 @@ def _answered(listener: socket.socket | None, callers: set[int], link: Link) -> 
 
 
 def _caller(connection: socket.socket) -> int:
-    """The rank that calls; -1 if it is none of this user's."""
+    """The rank that calls; -1 if it is none of this user's, or does not say."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     if CREDENTIALS.unpack(credentials)[1] != os.getuid():
         return -1
     connection.settimeout(CALL_SECONDS)
-    hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
+    try:
+        hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
+    except OSError:
+        return -1
     return int(HELLO.unpack(hello)[0]) if len(hello) == HELLO.size else -1
