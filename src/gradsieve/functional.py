@@ -37,8 +37,8 @@ def sparse_allreduce(
     What is not sent now is kept in the state and sent later: pass the state that comes back to the next call, one for
     each tensor. All ranks call it together, with the same recipe and density.
 
-    The mean is a new dense tensor, or `out`, which may be `tensor` itself. `comm` is a `Comm`, a process group, or
-    None for the default group.
+    The mean is a new dense tensor, or `out`, which may be `tensor` itself: then its values are gone also if this fails.
+    `comm` is a `Comm`, a process group, or None for the default group.
     """
     network = as_comm(comm)
     chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe)

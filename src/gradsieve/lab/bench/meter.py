@@ -26,7 +26,7 @@ class Exchanged(NamedTuple):
         return self._replace(traffic=traffic)
 
 
-QUIET_SECONDS = 0.003  # for what ranks agreed by to come to rest
+AGREEING_SECONDS = 0.02  # enough on one machine; where it is not, on links with much latency, clocks start one by one
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,12 @@ class Meter:
 
     def __call__(self, step: Callable[[], None]) -> Exchanged:
         """Run a step at a moment agreed upon: ranks that leave a barrier late would slow down those that have begun."""
-        started = torch.tensor(time.perf_counter() + QUIET_SECONDS, dtype=torch.float64)
-        dist.all_reduce(started, dist.ReduceOp.MAX)
+        agreed = torch.tensor(time.perf_counter() + AGREEING_SECONDS, dtype=torch.float64)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
         before = interface_counters().bytes_received if self.in_network else None
-        time.sleep(max(0.0, float(started) - time.perf_counter()))
+        started = max(float(agreed), time.perf_counter())
+        time.sleep(max(0.0, started - time.perf_counter()))
         step()
-        seconds = time.perf_counter() - float(started)
+        seconds = time.perf_counter() - started
         received = None if before is None else interface_counters().bytes_received - before
         return Exchanged(seconds, None, received)

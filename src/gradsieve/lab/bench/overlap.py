@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve.comm import Comm
 from gradsieve.ddp import attach
 from gradsieve.errors import InputError
-from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Progress, silent
+from gradsieve.lab.bench.contest import Progress, silent
 from gradsieve.lab.bench.report import Column, Report, Row, environment, milliseconds, thousands
 from gradsieve.lab.bench.site import check_networks, run_on
 from gradsieve.lab.machine import require_memory
@@ -37,7 +37,7 @@ from gradsieve.selectors.threshold import Threshold
 from gradsieve.sieve import Sieve
 from gradsieve.vector import SparseVector
 
-WARMUP_STEPS = RESIDUAL_WARMUP_STEPS // 2
+WARMUP_STEPS = 8  # the network decides here, not whether thresholds still move
 COPIES = 6  # of the parameters, that a model with its gradients, buckets, residual and spare takes
 
 COLUMNS = (
