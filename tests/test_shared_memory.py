@@ -51,8 +51,8 @@ def test_messages_come_as_they_were_and_stay() -> None:
     here, there, _ = pair()
     board = Board(0)
     for place in board.show(MESSAGES):
-        there.tell(place, board)
-    first, second = here.read(), here.read()
+        there.tell(0, place, board)
+    first, second = here.read(0), here.read(0)
     board.show([torch.zeros(100, dtype=torch.uint8)])
     assert torch.equal(first, MESSAGES[0])
     assert torch.equal(second, MESSAGES[1])
@@ -71,8 +71,8 @@ def test_boards_that_grow_are_handed_over_and_the_old_ones_given_back() -> None:
     for number in range(24):
         message = torch.full((1 << (number // 2),), number, dtype=torch.uint8)
         (place,) = boards[number % 2].show([message])
-        there.tell(place, boards[number % 2])
-        assert torch.equal(here.read(), message)
+        there.tell(number, place, boards[number % 2])
+        assert torch.equal(here.read(number), message)
         if number == 1:
             before = num_descriptors()
     assert num_descriptors() == before
@@ -93,11 +93,21 @@ def test_a_place_that_is_not_on_the_board_is_refused(place: Place) -> None:
     here, there, connection = pair()
     board = Board(0)
     (good,) = board.show(MESSAGES[:1])
-    there.tell(good, board)
-    here.read()
-    connection.sendall(NOTE.pack(*place))
+    there.tell(0, good, board)
+    here.read(0)
+    connection.sendall(NOTE.pack(0, *place))
     with pytest.raises(MessageError, match="rank 0: malformed message from rank 1: nothing to be read there"):
-        here.read()
+        here.read(0)
+
+
+def test_what_was_left_of_another_exchange_is_refused() -> None:
+    """Taken for this one's it would be a wrong result, without a word."""
+    here, there, _ = pair()
+    board = Board(0)
+    (place,) = board.show(MESSAGES[:1])
+    there.tell(7, place, board)
+    with pytest.raises(MessageError, match="it belongs to exchange 7, this is 8"):
+        here.read(8)
 
 
 def test_memory_that_could_shrink_under_a_reader_is_refused() -> None:
@@ -105,18 +115,18 @@ def test_memory_that_could_shrink_under_a_reader_is_refused() -> None:
     descriptor = os.memfd_create("shrinks", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, 4096)
     before = num_descriptors()
-    socket.send_fds(connection, [NOTE.pack(2, 0, 8)], [descriptor])
+    socket.send_fds(connection, [NOTE.pack(0, 2, 0, 8)], [descriptor])
     with pytest.raises(MessageError, match="it may shrink"):
-        here.read()
+        here.read(0)
     assert num_descriptors() == before
     os.close(descriptor)
 
 
 def test_no_board_at_all_is_refused() -> None:
     here, _, connection = pair()
-    connection.sendall(NOTE.pack(2, 0, 8))
+    connection.sendall(NOTE.pack(0, 2, 0, 8))
     with pytest.raises(MessageError, match="malformed message from rank 1"):
-        here.read()
+        here.read(0)
 
 
 def test_a_connection_that_ends_is_a_lost_peer() -> None:
@@ -124,14 +134,14 @@ def test_a_connection_that_ends_is_a_lost_peer() -> None:
     connection.sendall(b"half a note")
     connection.close()
     with pytest.raises(PeerLostError, match="lost rank 1 .its connection ended"):
-        here.read()
+        here.read(0)
     del there
 
 
 def test_silence_is_a_lost_peer() -> None:
     here, there, _ = pair()
     with pytest.raises(PeerLostError, match="lost rank 1 .timed out"):
-        here.read()
+        here.read(0)
     del there
 
 

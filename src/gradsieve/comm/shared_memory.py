@@ -51,7 +51,7 @@ class Place(NamedTuple):
     length: int
 
 
-NOTE = struct.Struct("<3q")
+NOTE = struct.Struct("<4q")  # the number of the exchange, and a place
 HELLO = struct.Struct("<q")
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 CALL_SECONDS = 10.0  # for what takes microseconds
@@ -136,26 +136,29 @@ class Neighbour:
     def __del__(self) -> None:
         self._connection.close()
 
-    def tell(self, place: Place, board: Board) -> None:
+    def tell(self, exchange: int, place: Place, board: Board) -> None:
         """Send a note."""
-        number = place.serial % NUM_BOARDS
+        number, note = place.serial % NUM_BOARDS, NOTE.pack(exchange, *place)
         try:
             if self._handed_over.get(number) == place.serial:
-                self._connection.sendall(NOTE.pack(*place))
+                self._connection.sendall(note)
             else:
                 self._handed_over[number] = place.serial
-                socket.send_fds(self._connection, [NOTE.pack(*place)], [board.descriptor])
+                socket.send_fds(self._connection, [note], [board.descriptor])
         except OSError as error:
             raise self._link.lost(self._peer, error) from error
 
-    def read(self) -> Tensor:
-        """The next message."""
+    def read(self, exchange: int) -> Tensor:
+        """The message of this exchange; one of another, that somebody did not read to its end, is an error."""
         note, descriptors = self._next_note()
-        place = Place(*NOTE.unpack(note))
+        of, *where = NOTE.unpack(note)
+        place = Place(*where)
         number = place.serial % NUM_BOARDS
         try:
             for descriptor in descriptors:
                 self._windows[number] = Window.onto(descriptor, place.serial)
+            if of != exchange:
+                raise ValueError(f"it belongs to exchange {of}, this is {exchange}")
             return self._windows[number].read(place)
         except (OSError, ValueError, KeyError) as error:
             raise MessageError(
@@ -194,9 +197,9 @@ class SharedMemoryTransport:
         far_to, far_sources = ([rank for rank in ranks if rank not in near] for ranks in zip(*rounds, strict=True))
         far = self._framed.exchange(messages, list(zip(far_to, far_sources, strict=True)))
         self._tell(messages, [to for to, _ in rounds if to in near])
-        self._exchanges += 1
+        number, self._exchanges = self._exchanges, self._exchanges + 1
         for _, source in rounds:
-            yield (source, near[source].read()) if source in near else next(far)
+            yield (source, near[source].read(number)) if source in near else next(far)
         for _ in far:  # until all has left
             pass
 
@@ -213,7 +216,7 @@ class SharedMemoryTransport:
             return
         board = self._boards[self._exchanges % NUM_BOARDS]
         for to, place in zip(near, board.show([messages[to] for to in near]), strict=True):
-            self._near[to].tell(place, board)
+            self._near[to].tell(self._exchanges, place, board)
 
 
 def acquainted(framed: FramedTransport, rounds: Rounds) -> dict[int, Neighbour]:
