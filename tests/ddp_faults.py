@@ -9,11 +9,12 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,6 @@ import gradsieve
 from ddp_models import attached, loss_of, train
 from gradsieve import Sieve
 
-VICTIM = 2
 GOOD_STEPS = 2
 TIMEOUT_SECONDS = 20.0
 GIVEN_UP_SECONDS = 150.0
@@ -92,15 +92,25 @@ def arm(moment: str, model: Any, sieve: Sieve, folder: Path) -> None:
         raise AssertionError(moment)
 
 
-def rank_main(rank: int, size: int, folder: Path, moment: str, recipe: str) -> None:
+class Job(NamedTuple):
+    """Who is killed when, in which job."""
+
+    moment: str
+    size: int
+    recipe: str
+    victim: int = 2
+
+
+def rank_main(rank: int, job: Job, folder: Path, store: str) -> None:
+    moment, size, recipe, victim = job
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timeout)
     model, sieve, optimizer = attached(recipe, ddp={"bucket_cap_mb": 0.01})
     train(model, range(GOOD_STEPS), rank, optimizer)
     dist.barrier()
-    if rank == VICTIM:
+    if rank == victim:
         arm(moment, model, sieve, folder)
     try:
         loss_of(model, rank, GOOD_STEPS).backward()
@@ -111,11 +121,21 @@ def rank_main(rank: int, size: int, folder: Path, moment: str, recipe: str) -> N
         raise SystemExit(3) from error
 
 
-def outcomes(size: int, folder: Path, moment: str, recipe: str) -> dict[int, dict[str, Any]]:
+def store_of(job: Job, folder: Path) -> str:
+    """Where ranks meet. That of rank 0 lives in rank 0, so that nobody can ask it when rank 0 is the one killed."""
+    if job.victim:
+        return f"file://{folder}/store"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{free.getsockname()[1]}"
+
+
+def outcomes(job: Job, folder: Path) -> dict[int, dict[str, Any]]:
     """What each survivor was told, with its exit code."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch._dynamo", "gradsieve.ddp", "ddp_faults"])
-    ranks = [context.Process(target=rank_main, args=(r, size, folder, moment, recipe)) for r in range(size)]
+    store = store_of(job, folder)
+    ranks = [context.Process(target=rank_main, args=(rank, job, folder, store)) for rank in range(job.size)]
     for process in ranks:
         process.start()
     deadline = time.monotonic() + GIVEN_UP_SECONDS
@@ -125,10 +145,10 @@ def outcomes(size: int, folder: Path, moment: str, recipe: str) -> dict[int, dic
     for rank in late:
         ranks[rank].kill()
     assert not late, f"ranks {late} were still running after {GIVEN_UP_SECONDS:g} s"
-    assert ranks[VICTIM].exitcode == -signal.SIGKILL
+    assert ranks[job.victim].exitcode == -signal.SIGKILL
     told = {}
     for rank, process in enumerate(ranks):
-        if rank != VICTIM:
+        if rank != job.victim:
             file = folder / f"told-{rank}"
             assert file.exists(), f"rank {rank} ended with {process.exitcode} and was told nothing"
             told[rank] = {**json.loads(file.read_text()), "exit": process.exitcode}

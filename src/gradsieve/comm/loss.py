@@ -25,7 +25,10 @@ def lost_ranks(group: dist.ProcessGroup, peer: int | None, error: BaseException)
     """The ranks of the group that were lost first, as far as this rank can find out; empty if it cannot."""
     suspects = ended_peers(group) if peer is None else [peer]
     silent = "imed out" in str(error)  # whoever did not answer may have waited for somebody else
-    return _first_told(group, [] if silent else suspects) or suspects
+    first = _first_told(group, [] if silent else suspects)
+    if first is None:  # nobody can tell any more who was first: all who are gone may have been
+        return sorted({*suspects, *ended_peers(group)})
+    return first or suspects
 
 
 def ended_peers(group: dist.ProcessGroup) -> list[int]:
@@ -43,9 +46,9 @@ def _stands(group: dist.ProcessGroup, peer: int) -> bool:
     return True
 
 
-def _first_told(group: dist.ProcessGroup, suspects: Sequence[int]) -> list[int]:
-    """Tell the others, unless somebody has before; what was told first comes back."""
-    told: list[int] = []
+def _first_told(group: dist.ProcessGroup, suspects: Sequence[int]) -> list[int] | None:
+    """Tell the others, unless somebody has before; what was told first comes back, None if the store is gone."""
+    told: list[list[int]] = []
 
     def ask() -> None:
         with contextlib.suppress(Exception):  # a store that is gone can tell nothing
@@ -53,13 +56,11 @@ def _first_told(group: dist.ProcessGroup, suspects: Sequence[int]) -> list[int]:
             key = f"{KEY}/{group.group_name}"
             if suspects:
                 first = store.compare_set(key, "", ",".join(map(str, suspects)))
-            elif store.check([key]):
-                first = store.get(key)
             else:
-                return
-            told.extend(int(rank) for rank in first.decode().split(",") if rank)
+                first = store.get(key) if store.check([key]) else b""
+            told.append([int(rank) for rank in first.decode().split(",") if rank])
 
     asking = threading.Thread(target=ask, name="gradsieve-loss", daemon=True)
     asking.start()
     asking.join(STORE_SECONDS)
-    return list(told)
+    return told[0] if told else None
