@@ -13,7 +13,8 @@ import networks
 from gradsieve.cli import main
 from gradsieve.errors import UnknownNameError
 from gradsieve.lab.bench.meter import Meter
-from gradsieve.lab.bench.peers import PEERS, PeerContender, vgg16_shapes
+from gradsieve.lab.bench.peers import PeerContender, vgg16_shapes
+from gradsieve.lab.peers import PEERS
 from gradsieve.lab.workers import Worker, run_workers
 
 NUMEL = 30_000
@@ -95,7 +96,7 @@ def test_a_race_in_a_network(capsys: pytest.CaptureFixture[str], monkeypatch: py
     networks.require_networks()
     monkeypatch.setattr("gradsieve.lab.bench.site.NETWORK_NAME", networks.unique_name())
     numel = 300_000
-    command = "bench reduce --network unlimited --hosts 2 --recipe oktopk --repeats 2 --json --numel"
+    command = "bench reduce --network unlimited --hosts 2 --recipe oktopk --repeats 5 --json --numel"
     assert main([*command.split(), str(numel)]) == 0
     report = json.loads(capsys.readouterr().out)
     rows = {row["recipe"]: row for row in report["results"]}
