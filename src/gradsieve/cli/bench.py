@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from gradsieve.cli.console import measuring, stdout
+from gradsieve.cli.race import break_even, train
 from gradsieve.cli.values import ManyValues, count, counts, densities, density
 from gradsieve.errors import InputError
 
@@ -90,7 +92,7 @@ def json_option() -> Callable[[F], F]:
 
 @click.group()
 def bench() -> None:
-    """Measure selection and reduction on this machine."""
+    """Measure on this machine: selection, exchange, the wire, overlap, training."""
 
 
 @bench.command(cls=ManyValues)
@@ -143,6 +145,7 @@ def select(
     "--peer", "peers", multiple=True, metavar="NAME ...", help="DDP and its hooks; all in a network, else none."
 )
 @click.option("--no-peers", is_flag=True, help="Recipes only.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the times to this PNG file.")
 @click.option(
     "--values", multiple=True, default=("exact",), show_default=True, metavar="CODE ...", help="How values are written."
 )
@@ -156,6 +159,7 @@ def reduce(
     networks: Sequence[str],
     peers: Sequence[str],
     no_peers: bool,
+    plot: Path | None,
     values: Sequence[str],
     ranks: Sequence[int],
     numels: Sequence[int],
@@ -169,10 +173,10 @@ def reduce(
     """
     if peers and no_peers:
         raise InputError("--peer and --no-peers exclude each other")
-    from gradsieve.lab.bench.peers import PEERS
     from gradsieve.lab.bench.reduce import COLUMNS, ReducePlan, bench_reduce
     from gradsieve.lab.bench.site import LOOPBACK
     from gradsieve.lab.interrupts import termination_unwinds
+    from gradsieve.lab.peers import PEERS
     from gradsieve.recipes import RECIPES
 
     raced = peers or (list(PEERS) if networks and not no_peers else [])
@@ -181,6 +185,8 @@ def reduce(
     )
     with termination_unwinds(), measuring() as progress:
         report = bench_reduce(plan, progress)
+    if plot is not None:
+        draw(plot, report.results)
     show(report, "From gradient to written-back mean", COLUMNS, as_json)
 
 
@@ -282,6 +288,20 @@ def overlap(
     with termination_unwinds(), measuring() as progress:
         report = bench_overlap(plan, progress)
     show(report, "Exchange beside backward", COLUMNS, as_json)
+
+
+bench.add_command(train)
+bench.add_command(break_even)
+
+
+def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A picture of the steps; what cannot be written is said after the measuring, which is not lost."""
+    from gradsieve.lab.bench.picture import draw_steps
+
+    try:
+        draw_steps(path, rows)
+    except OSError as error:
+        click.echo(f"gradsieve: cannot write to {path}: {error.strerror}", err=True)
 
 
 def show(report: Report, title: str, columns: Sequence[Column], as_json: bool) -> None:

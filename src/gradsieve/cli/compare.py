@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ AROUND = ("workers", "timeout", "as_json", "out", "recipes", "seeds", "values")
     callback=names,
     default="dense,topka,gtopk,gaussiank,oktopk",
     show_default=True,
-    help="With commas; randomk, oktopk-nofeedback and the like show what fails.",
+    help="With commas; randomk, oktopk-nofeedback and the like show what fails; fp16, powersgd-2, … are torch's hooks.",
 )
 @click.option("--values", callback=names, default="exact", show_default=True, help="Codes of values, with commas.")
 @click.option("--seeds", type=str, callback=count, default=3, show_default=True, help="Runs of each: seeds 0, 1, …")
@@ -45,10 +44,10 @@ def compare(**options: Any) -> None:  # fmt: skip
     All runs of a seed take turns on the same workers, so that they meet the same conditions.
     """
     around = {name: options.pop(name) for name in AROUND}
-    from gradsieve.lab.train.exchange import DENSE
+    from gradsieve.lab.train.exchange import DENSE, mixtures
 
     plan = plan_of(options, recipe=DENSE, values="exact")
-    exchanges = _exchanges(plan, around["recipes"], around["values"])
+    exchanges = mixtures(plan.exchange, around["recipes"], around["values"])
     folder = run_folder(around["out"], f"compare-{plan.workload}")
     run_comparison(plan, exchanges, range(around["seeds"]), folder, around)
 
@@ -152,20 +151,6 @@ def _spread(value: Row | None, form: str, scale: float = 1.0) -> str:
         return "-"
     text = form.format(value["mean"] * scale)
     return text if len(value["values"]) < 2 else f"{text} ± {value['deviation'] * scale:.2g}"
-
-
-def _exchanges(plan: Plan, recipes: Sequence[str], codes: Sequence[str]) -> list[Exchange]:
-    """Every recipe with every code; those without codes once."""
-    from gradsieve.lab.train.exchange import DENSE, EXCHANGES
-
-    for name in recipes:
-        EXCHANGES[name]
-    made = [
-        replace(plan.exchange, recipe=name, values="exact" if name == DENSE else code)
-        for name in recipes
-        for code in codes
-    ]
-    return list(dict.fromkeys(made))
 
 
 @contextmanager

@@ -1,116 +1,28 @@
-"""What a user would pick instead: DistributedDataParallel and the communication hooks that come with torch.
+"""The peers of `gradsieve.lab.peers` in the race of single exchanges.
 
 Hooks see what they see in training: a DDP model with the layers of a VGG-16, widened or narrowed to the wanted number
 of entries. Only its backward pass is short: it hands over a prepared gradient. A step is timed from there to the mean
 in `.grad`, so DDP's own copies into and out of its buckets are part of it, as in training.
 """
 
-# No `from __future__ import annotations`: DDP looks at the annotations of hooks and refuses those that are text.
+from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod, sqrt
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import (
-    default_hooks,
-    post_localSGD_hook,
-    powerSGD_hook,
-    quantization_hooks,
-)
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.lab.bench.meter import Exchanged, Meter
-from gradsieve.registry import Registry
+from gradsieve.lab.peers import Peer
 
 VGG16_CHANNELS = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
 VGG16_CLASSES = 10
 REST_COLUMNS = 512
-LOCAL_STEPS = 4  # as in the documentation of torch's averager
 WARMUP_STEPS = 4  # DDP cuts its buckets anew after the first step, PowerSGD starts at its third
-WHOLE_MODEL_MB = 100_000
-DEFAULT_BUCKET_MB = 25
-
-Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
-MakeHook = Callable[[], tuple[Any, Hook]]
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A hook with its state, and how DDP must be set up for it."""
-
-    description: str
-    make_hook: MakeHook | None = None  # None: DDP's own dense all_reduce
-    bucket_mb: int = DEFAULT_BUCKET_MB
-    local_steps: int = 1  # between two averagings of the model, if gradients are not exchanged at all
-
-
-def _power_sgd(rank: int) -> MakeHook:
-    """The batched form is not here: on torch 2.13 it always fails, at an assertion of its own on the matrices."""
-
-    def make() -> tuple[Any, Hook]:
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-        return state, powerSGD_hook.powerSGD_hook
-
-    return make
-
-
-def _bf16_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-    # DDP refuses torch's bf16 hook, by its name, where there is no NCCL. Gloo adds bf16 all the same.
-    return default_hooks.bf16_compress_hook(state, bucket)
-
-
-def _quantized_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-    """torch's own per-tensor hook fails on Gloo, whose futures hold a list where it expects a list of lists.
-
-    The same observer, quantization and gathers, one after the other: with one bucket there is nothing to overlap.
-    """
-    grad, size = bucket.buffer(), dist.get_world_size()
-    observer = torch.ao.quantization.MinMaxObserver()
-    observer(grad)
-    scale_and_zero = torch.cat([part.float() for part in observer.calculate_qparams()])
-    scales = [torch.empty_like(scale_and_zero) for _ in range(size)]
-    dist.all_gather(scales, scale_and_zero)
-    quantized = quantization_hooks._quantize_per_tensor_backend(grad, *scale_and_zero)  # type: ignore[no-untyped-call]
-    gathered = [torch.empty_like(quantized) for _ in range(size)]
-    dist.all_gather(gathered, quantized)
-    total = torch.zeros_like(grad)
-    for part, scale in zip(gathered, scales, strict=True):
-        total += quantization_hooks._dequantize_per_tensor_backend(part, *scale)  # type: ignore[no-untyped-call]
-    done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(total / size)
-    return done
-
-
-def _post_local_sgd() -> tuple[Any, Hook]:
-    state = post_localSGD_hook.PostLocalSGDState(  # type: ignore[no-untyped-call]
-        process_group=None, subgroup=None, start_localSGD_iter=0, post_local_gradient_allreduce=False
-    )
-    return state, post_localSGD_hook.post_localSGD_hook
-
-
-# PowerSGD starts collectives in callbacks; over Gloo, ranks would start those of several buckets in different orders,
-# which crashes. So the whole model is one bucket.
-PEERS: Registry[Peer] = Registry(
-    "peer",
-    {
-        "ddp": Peer("DDP without a hook: dense all_reduce"),
-        "fp16": Peer("all_reduce of halves", lambda: (None, default_hooks.fp16_compress_hook)),
-        "bf16": Peer("all_reduce of bfloat16", lambda: (None, _bf16_hook)),
-        **{f"powersgd-{rank}": Peer(f"PowerSGD, rank {rank}", _power_sgd(rank), WHOLE_MODEL_MB) for rank in (1, 2, 4)},
-        "quantized-8bit": Peer("all_gather of bytes", lambda: (None, _quantized_hook), WHOLE_MODEL_MB),
-        "local-sgd": Peer(
-            f"no gradients exchanged; the model averaged every {LOCAL_STEPS} steps, whose share a step is",
-            _post_local_sgd,
-            local_steps=LOCAL_STEPS,
-        ),
-    },
-)
 
 
 def vgg16_shapes(numel: int) -> list[tuple[int, ...]]:
@@ -183,7 +95,7 @@ class PeerContender:
             init_sync=False,
         )
         if peer.make_hook is not None:
-            self._model.register_comm_hook(*peer.make_hook())
+            self._model.register_comm_hook(*peer.make_hook(0))
         self._averager = PeriodicModelAverager(peer.local_steps) if peer.local_steps > 1 else None
 
     def step(self, grad: Tensor) -> Exchanged:

@@ -21,7 +21,7 @@ from gradsieve.comm import CountingComm, TorchComm, Traffic
 from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Contender, Progress, contest, silent
 from gradsieve.lab.bench.gradients import POOL, Gradients
 from gradsieve.lab.bench.meter import Exchanged, Meter
-from gradsieve.lab.bench.peers import PEERS, PeerContender
+from gradsieve.lab.bench.peers import PeerContender
 from gradsieve.lab.bench.report import (
     Column,
     Report,
@@ -34,6 +34,7 @@ from gradsieve.lab.bench.report import (
 )
 from gradsieve.lab.bench.site import LOOPBACK, check_networks, run_on
 from gradsieve.lab.machine import require_memory
+from gradsieve.lab.peers import PEERS
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker, threads_per_worker
 from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline

@@ -24,7 +24,13 @@ def run_name(exchange: Exchange, seed: int) -> str:
 
 
 def compare_everywhere(
-    tell: Tell, device: str, folder: Path, plan: Plan, exchanges: Sequence[Exchange], seeds: Sequence[int]
+    tell: Tell,
+    device: str,
+    folder: Path,
+    plan: Plan,
+    exchanges: Sequence[Exchange],
+    seeds: Sequence[int],
+    in_network: bool = False,
 ) -> list[Row]:
     """All runs, on this rank of an initialized world; what `launch` starts on all ranks."""
     task = plan.open()
@@ -36,7 +42,7 @@ def compare_everywhere(
         for exchange in exchanges:
             own = folder / run_name(exchange, seed)
             own.mkdir(parents=True, exist_ok=True)
-            courses.append(Course(replace(plan, exchange=exchange, seed=seed), task, own, tell, device))
+            courses.append(Course(replace(plan, exchange=exchange, seed=seed), task, own, tell, device, in_network))
         for course in courses:
             course.begin()
         while going := [course for course in courses if not course.done]:

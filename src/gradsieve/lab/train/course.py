@@ -29,6 +29,7 @@ class Totals:
 
     seconds: float = 0.0  # of training alone: no tests, no checkpoints
     bytes_received: int = 0
+    interface_bytes: int | None = None  # received by a host's interface, where every rank has one
     skipped_steps: int = 0
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
@@ -36,9 +37,11 @@ class Totals:
 class Course:
     """One replica's run. All ranks make it together, and call its methods together."""
 
-    def __init__(self, plan: Plan, task: Task[Any], folder: Path, tell: Tell, device: str = "cpu") -> None:
+    def __init__(
+        self, plan: Plan, task: Task[Any], folder: Path, tell: Tell, device: str = "cpu", in_network: bool = False
+    ) -> None:
         self.plan, self.task = plan, task
-        self.replica = Replica(plan, task, device)
+        self.replica = Replica(plan, task, device, in_network)
         self.pace = plan.pace(self.replica.total_steps)
         self.totals = Totals()
         self.scores: Row = {}
@@ -87,6 +90,7 @@ class Course:
             "workload": self.plan.workload,
             "recipe": self.plan.exchange.label,
             "seed": self.plan.seed,
+            "parameters": sum(parameter.numel() for parameter in self.replica.bare.parameters()),
             "steps": self.replica.step,
             "diverged": self.diverged,
             "train_loss": self.losses[-1] if self.losses else None,
@@ -95,6 +99,7 @@ class Course:
             "step_seconds": self.totals.seconds / steps,
             "phase_seconds": {name: seconds / steps for name, seconds in self.totals.phases.items()},
             "bytes_received_per_step": self.totals.bytes_received / steps,
+            "interface_bytes_per_step": _share(self.totals.interface_bytes, steps),
             "skipped_steps": self.totals.skipped_steps,
             "replicas_equal": len(set(digests)) == 1,
             "digest": digests[0],
@@ -117,8 +122,8 @@ class Course:
             "steps_per_epoch": replica.steps_per_epoch,
             "batch": replica.preset.batch,
             "optimizer": repr(exchange.optimizer(replica.preset)),
-            "recipe": "DDP's own all_reduce" if exchange.is_plain else repr(exchange.build(replica.preset)),
-            "density": None if exchange.is_plain else repr(replica.schedule),
+            "recipe": exchange.peer.description if exchange.peer else repr(exchange.build(replica.preset)),
+            "density": None if exchange.peer else repr(replica.schedule),
             "metrics": [metric.name for metric in self.task.metrics],
             "threads": torch.get_num_threads(),
         }
@@ -129,6 +134,8 @@ class Course:
         mean = {name: value / size / steps for name, value in zip(("loss", *PHASES), sums, strict=False)}
         self.totals.seconds += sum(mean[name] for name in PHASES) * steps
         self.totals.bytes_received += most[0]
+        if interval.interface_bytes is not None:
+            self.totals.interface_bytes = (self.totals.interface_bytes or 0) + most[1]
         self.totals.skipped_steps += interval.skipped
         for name in PHASES:
             self.totals.phases[name] += mean[name] * steps
@@ -150,6 +157,7 @@ class Course:
         return {
             "seconds": self.totals.seconds,
             "bytes_received": self.totals.bytes_received,
+            "interface_bytes": self.totals.interface_bytes,
             "skipped_steps": self.totals.skipped_steps,
         }
 
@@ -189,10 +197,14 @@ class Course:
 def _gathered(interval: Interval) -> tuple[list[float], list[int]]:
     """Sums of loss and phases, maxima of bytes, over all ranks."""
     sums = torch.tensor([interval.loss, *interval.phases.values()], dtype=torch.float64)
-    most = torch.tensor([interval.bytes_received], dtype=torch.int64)
+    most = torch.tensor([interval.bytes_received, interval.interface_bytes or 0], dtype=torch.int64)
     dist.all_reduce(sums)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return sums.tolist(), most.tolist()
+
+
+def _share(number: int | None, steps: int) -> float | None:
+    return None if number is None else number / steps
 
 
 def rehearse(plan: Plan, task: Task[Any], device: str) -> None:

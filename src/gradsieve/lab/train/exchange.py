@@ -1,11 +1,13 @@
-"""How gradients travel in a run: recipes by name, those without error feedback among them, as a preset has them."""
+"""How gradients travel in a run: recipes by name, those without error feedback among them, and torch's own hooks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gradsieve.errors import InputError
 from gradsieve.feedback import MomentumResidual, NoFeedback
+from gradsieve.lab.peers import PEERS, Peer
 from gradsieve.lab.workloads.optimizer import OptimizerSetting, Sgd
 from gradsieve.lab.workloads.workload import Preset
 from gradsieve.recipes import RECIPES, Recipe, recipe
@@ -17,14 +19,20 @@ WITHOUT = "-nofeedback"
 
 EXCHANGES: Registry[str] = Registry(
     "recipe",
-    {**{name: name for name in RECIPES}, **{f"{name}{WITHOUT}": name for name in RECIPES if name != DENSE}},
+    {
+        **{name: name for name in RECIPES},
+        **{f"{name}{WITHOUT}": name for name in RECIPES if name != DENSE},
+        **{name: DENSE for name in PEERS if name != "ddp"},  # which is dense
+    },
 )
-"""Every recipe, and every one without error feedback, to show what feedback is for; to the recipe's own name."""
+"""Every recipe, and every one without error feedback, to show what feedback is for; to the recipe's own name. And the
+peers, which have none.
+"""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What is chosen of it. `dense` is plain DDP with no hook at all: the honest baseline."""
+    """What is chosen of it. `dense` is DDP with no hook at all: the honest baseline."""
 
     recipe: str
     density: float | None = None  # share of entries that is sent; None is the preset's, with its warm-up
@@ -41,9 +49,11 @@ class Exchange:
             raise InputError(f"dense steps must not be negative, got {self.dense_steps}")
 
     @property
-    def is_plain(self) -> bool:
-        """Whether DDP does it alone."""
-        return self.recipe == DENSE
+    def peer(self) -> Peer | None:
+        """The hook of torch's that does it, or DDP's own way; None if a recipe does."""
+        if self.recipe in RECIPES or self.recipe.endswith(WITHOUT):
+            return PEERS["ddp"] if self.recipe == DENSE else None
+        return PEERS[self.recipe]
 
     @property
     def label(self) -> str:
@@ -63,7 +73,7 @@ class Exchange:
     def optimizer(self, preset: Preset) -> OptimizerSetting:
         """The preset's; without momentum where the recipe has it."""
         setting = preset.optimizer
-        takes_over = not self.is_plain and isinstance(self.build(preset).feedback, MomentumResidual)
+        takes_over = self.peer is None and isinstance(self.build(preset).feedback, MomentumResidual)
         return replace(setting, momentum=0.0, nesterov=False) if takes_over and isinstance(setting, Sgd) else setting
 
     def schedule(self, preset: Preset, steps_per_epoch: int) -> Schedule:
@@ -74,6 +84,12 @@ class Exchange:
         if len(densities) == 1:
             return Constant(densities[0], self.dense_steps)
         return Steps(densities, steps_per_epoch, self.dense_steps)
+
+
+def mixtures(base: Exchange, recipes: Sequence[str], codes: Sequence[str]) -> list[Exchange]:
+    """Every recipe with every code of values, each once; peers have no codes."""
+    plain = [replace(base, recipe=name) for name in recipes]
+    return list(dict.fromkeys(each if each.peer else replace(each, values=code) for each in plain for code in codes))
 
 
 def _momentum(setting: OptimizerSetting) -> float:

@@ -66,13 +66,18 @@ def log_file(folder: Path, rank: int) -> Path:
     return folder / "logs" / f"rank-{rank}.log"
 
 
-def _local(worker: Worker, folder: Path, work: Work, arguments: tuple[Any, ...]) -> Any:
-    path = log_file(folder, worker.rank)
+def print_to_log(folder: Path, rank: int) -> None:
+    """From now on, what this worker prints goes to its log."""
+    path = log_file(folder, rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     faulthandler.enable()
+
+
+def _local(worker: Worker, folder: Path, work: Work, arguments: tuple[Any, ...]) -> Any:
+    print_to_log(folder, worker.rank)
     try:
         return work(worker.report, "cpu", folder, *arguments)
     except Exception as error:

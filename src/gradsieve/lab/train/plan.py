@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve.errors import InputError
+from gradsieve.lab.peers import PEERS
 from gradsieve.lab.train.exchange import Exchange
 from gradsieve.lab.workloads import WORKLOADS, Limits, Preset, Task
 
@@ -47,6 +48,8 @@ class Plan:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InputError(f"{name.replace('_', ' ')} must be positive, got {value}")
+        if self.checkpoint_every is not None and self.exchange.peer not in (None, PEERS["ddp"]):
+            raise InputError(f"{self.exchange.recipe} keeps a state that cannot be saved: it runs without checkpoints")
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
         self.resolved()

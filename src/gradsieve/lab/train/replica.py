@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.ddp import attach
 from gradsieve.lab.data.sampler import mixed_seed
+from gradsieve.lab.network.counters import interface_counters
+from gradsieve.lab.train.peer import PeerAtWork
 from gradsieve.lab.train.plan import Plan
 from gradsieve.lab.train.probe import Probe, probed
 from gradsieve.lab.workloads import Drawn, Task, set_rate
@@ -36,7 +38,8 @@ class Interval:
     steps: int = 0
     loss: float = 0.0
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))  # seconds
-    bytes_received: int = 0
+    bytes_received: int = 0  # payload; of an all_reduce and of torch's hooks computed, not counted
+    interface_bytes: int | None = None  # received by this rank's host, where it has one of its own
     selected: int = 0  # entries this rank picked
     delivered: int = 0  # entries all ranks got
     skipped: int = 0  # steps in which something was not finite
@@ -50,7 +53,10 @@ class Interval:
 class Replica:
     """All ranks make it together, and call its methods together."""
 
-    def __init__(self, plan: Plan, task: Task[Any], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, plan: Plan, task: Task[Any], device: torch.device | str = "cpu", in_network: bool = False
+    ) -> None:
+        """`in_network`: this rank has a host of the laboratory for itself, whose interface counts its bytes."""
         self.plan, self.task, self.device = plan, task, torch.device(device)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.sampler = task.sampler(self.rank, self.size, plan.seed)
@@ -60,14 +66,14 @@ class Replica:
         self.preset = replace(preset, epochs=self.total_steps / self.steps_per_epoch)
         self.schedule = plan.exchange.schedule(self.preset, self.steps_per_epoch)
         self.bare = task.model(plan.seed).to(self.device)
-        self.model = DistributedDataParallel(self.bare)
+        self.peer = PeerAtWork(plan.exchange.peer, self.bare, self.total_steps) if plan.exchange.peer else None
+        self.model = self.peer.model if self.peer else DistributedDataParallel(self.bare)
         self.optimizer = plan.exchange.optimizer(self.preset).build(self.bare)
-        self.probe = Probe() if plan.probe_every is not None and not plan.exchange.is_plain else None
+        self.probe = Probe() if plan.probe_every is not None and self.peer is None else None
         self.sieve = self._attached()
         self.step = 0
+        self._in_network = in_network
         self._clock = _BackwardClock(self.bare)
-        gradient_bytes = sum(p.numel() * p.element_size() for p in self.bare.parameters() if p.requires_grad)
-        self._plain_bytes = 2 * (self.size - 1) * gradient_bytes // self.size  # as `CountingComm` counts an all_reduce
         self._batches: Iterator[Drawn[Any]] = iter(())
         self._carry: Any = None
         self._chance = torch.Generator().manual_seed(mixed_seed(plan.seed, self.rank)).get_state()
@@ -76,24 +82,29 @@ class Replica:
         """Train for some steps."""
         interval = Interval()
         self.bare.train()
+        before = interface_counters().bytes_received if self._in_network else None
         with self._own_chance():
             for _ in range(steps):
                 self._step(interval)
+        if before is not None:
+            interval.interface_bytes = interface_counters().bytes_received - before
         return interval
 
     def evaluate(self) -> Mapping[str, float]:
         """The scores of the test data, shared by all ranks, the same on all."""
         # Running means differ between ranks within a step; rank 0's are the ones that training goes on with.
         _share_first(list(self.bare.buffers()))
-        sums = self.task.measure(self.bare, self.rank, self.size)
+        with self.peer.averaged() if self.peer else contextlib.nullcontext():
+            sums = self.task.measure(self.bare, self.rank, self.size)
         dist.all_reduce(sums)
         return self.task.scores(sums)
 
     def digest(self) -> str:
-        """Of all parameters, bit for bit."""
+        """Of all parameters, bit for bit; all ranks call it together."""
         digest = hashlib.sha256()
-        for parameter in self.bare.parameters():
-            digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        with self.peer.averaged() if self.peer else contextlib.nullcontext():
+            for parameter in self.bare.parameters():
+                digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def shared_state(self) -> dict[str, Any]:
@@ -132,7 +143,7 @@ class Replica:
             self.sieve.close()
 
     def _attached(self) -> Sieve | None:
-        if self.plan.exchange.is_plain:
+        if self.peer is not None:
             return None
         made = self.plan.exchange.build(self.preset)
         if self.probe is not None:
@@ -166,7 +177,7 @@ class Replica:
         interval.loss += loss
         for phase, start, stop in zip(PHASES, times, times[1:], strict=False):
             interval.phases[phase] += stop - start
-        interval.bytes_received += changes[0] if self.sieve is not None else self._plain_bytes
+        interval.bytes_received += self.peer.bytes_received(self.step - 1) if self.peer else changes[0]
         interval.selected += changes[1]
         interval.delivered += changes[2]
         interval.skipped += changes[3]
@@ -175,6 +186,8 @@ class Replica:
         if self.preset.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.bare.parameters(), self.preset.clip_norm)
         self.optimizer.step()
+        if self.peer is not None:
+            self.peer.after_update()
 
     @property
     def progress(self) -> float:

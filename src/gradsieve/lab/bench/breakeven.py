@@ -1,0 +1,139 @@
+"""From which bandwidth on is dense good enough? From exchanges that were measured on several networks.
+
+The time of an exchange is taken as a + c * x, where x is the time its bytes take at the link's rate: a is what the
+processors do whatever the network, c how well a link is filled (both fitted to the measured networks). A step that
+computes for t seconds hides up to two thirds of t, the share of backward, behind itself, for all methods alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradsieve.errors import InputError
+from gradsieve.lab.bench.picture import name_of
+from gradsieve.lab.bench.report import Column, Report, Row, thousands
+from gradsieve.lab.network.rate import Rate
+from gradsieve.lab.network.topology import split_profile
+
+HIDING_SHARE = 2 / 3
+RATES = np.geomspace(1e6, 100e9, 2001)  # bits a second
+AHEAD = 1.02  # times faster, to count as faster
+DENSE = "gloo all_reduce"
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+COLUMNS = (
+    Column("recipe", "recipe"),
+    Column("ranks", "ranks"),
+    Column("numel", "numel", thousands),
+    Column("density", "density"),
+    Column("step_seconds", "compute", lambda value: f"{value * 1e3:g} ms"),
+    Column("bits_per_second_over_dense", "beats dense below", lambda value: rate_text(value)),
+    Column("bits_per_second_over_peers", "beats all peers below", lambda value: rate_text(value)),
+    Column("best_peer", "the last peer beaten"),
+    Column("fixed_seconds", "fixed", lambda value: f"{value * 1e3:.3g} ms"),
+    Column("filling", "of the link's rate", lambda value: f"{value:.0%}"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The time of an exchange at any rate."""
+
+    name: str
+    peer: bool
+    fixed_seconds: float
+    seconds_of_bytes: float  # times bits a second: the bits that count
+    filling: float  # share of a link's rate that is reached; 1 where no network was slow enough to tell
+
+    def exposed(self, step_seconds: float) -> Array:
+        """What a step that computes so long takes, at all rates."""
+        exchange = self.fixed_seconds + self.seconds_of_bytes / RATES
+        return np.asarray(step_seconds + np.maximum(0.0, exchange - HIDING_SHARE * step_seconds))
+
+
+def break_even(results: Sequence[Row], environment: dict[str, Any], steps: Sequence[float]) -> Report:
+    """A row for each recipe, each combination that was measured, and each time of computing."""
+    rows: list[Row] = []
+    for condition in dict.fromkeys((row["numel"], row["density"], row["ranks"]) for row in results):
+        alike = [row for row in results if (row["numel"], row["density"], row["ranks"]) == condition]
+        lines = [_fitted([row for row in alike if name_of(row) == name]) for name in dict.fromkeys(map(name_of, alike))]
+        for step_seconds in steps:
+            rows += _compared(lines, step_seconds, dict(zip(("numel", "density", "ranks"), condition, strict=True)))
+    return Report(environment, rows)
+
+
+def read_report(path: Path) -> tuple[list[Row], dict[str, Any]]:
+    """What `bench reduce --network … --json` has written."""
+    try:
+        content = json.loads(path.read_text())
+        results = [row for row in content["results"] if "interface_bytes_received_per_rank" in row]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not what bench reduce --network … --json prints ({error})") from None
+    if len({row["network"] for row in results}) < 2 or not any(row["recipe"] == DENSE for row in results):
+        raise InputError(f"{path} needs dense exchanges, and recipes, on two networks at least")
+    return results, content["environment"]
+
+
+def rate_text(bits_per_second: float | None) -> str:
+    """Such as `3.4 Gbit/s`; never or always where it does not depend on the network."""
+    if bits_per_second is None:
+        return "never"
+    if bits_per_second >= RATES[-1]:
+        return "always"
+    scale, unit = (1e9, "Gbit/s") if bits_per_second >= 1e9 else (1e6, "Mbit/s")
+    return f"{bits_per_second / scale:.3g} {unit}"
+
+
+def _fitted(rows: Sequence[Row]) -> Line:
+    """By least squares, relative to what was measured: a slow network must not outweigh the others."""
+    bits = [8 * row["interface_bytes_received_per_rank"] for row in rows]
+    times = np.array([row["seconds"] for row in rows])
+    ideal = np.array([b / rate if (rate := _rate(row)) else 0.0 for b, row in zip(bits, rows, strict=True)])
+    system = np.stack([np.ones_like(ideal), ideal], axis=1) / times[:, None]
+    fixed, slope = np.linalg.lstsq(system, np.ones_like(times), rcond=None)[0]
+    slope = max(float(slope), 1.0) if ideal.any() else 1.0  # no exchange is faster than its link
+    fixed = max(0.0, float(fixed))
+    return Line(name_of(rows[0]), rows[0]["peer"], fixed, slope * float(np.mean(bits)), 1 / slope)
+
+
+def _rate(row: Row) -> int | None:
+    return Rate.parse(split_profile(row["network"])[0]).bits_per_second
+
+
+def _compared(lines: Iterable[Line], step_seconds: float, condition: Row) -> list[Row]:
+    lines = list(lines)
+    dense = next(line for line in lines if line.name == DENSE)
+    peers = [line for line in lines if line.peer]
+    rows = []
+    for line in lines:
+        if line.peer:
+            continue
+        own = line.exposed(step_seconds)
+        each = {peer.name: _below(own, peer.exposed(step_seconds)) for peer in peers}
+        last = min(each, key=lambda name: each[name] or 0.0)
+        rows.append({
+            "recipe": line.name,
+            **condition,
+            "step_seconds": step_seconds,
+            "bits_per_second_over_dense": _below(own, dense.exposed(step_seconds)),
+            "bits_per_second_over_peers": each[last],
+            "best_peer": last,
+            "fixed_seconds": line.fixed_seconds,
+            "filling": line.filling,
+        })  # fmt: skip
+    return rows
+
+
+def _below(own: Array, other: Array) -> float | None:
+    """The highest rate up to which `own` is faster, from the slowest on; None if it is not even there."""
+    behind = np.flatnonzero(own * AHEAD > other)
+    if behind.size == 0:
+        return float(RATES[-1])
+    return float(RATES[behind[0] - 1]) if behind[0] else None

@@ -1,0 +1,153 @@
+"""What a user would pick instead: DistributedDataParallel and the communication hooks that come with torch."""
+
+# No `from __future__ import annotations`: DDP looks at the annotations of hooks and refuses those that are text.
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+    quantization_hooks,
+)
+
+from gradsieve.registry import Registry
+
+LOCAL_STEPS = 4  # as in the documentation of torch's averager
+EARLIEST_START = 2  # PowerSGD's: DDP cuts its buckets anew after the first step
+WHOLE_MODEL_MB = 100_000
+DEFAULT_BUCKET_MB = 25
+
+Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
+MakeHook = Callable[[int], tuple[Any, Hook]]
+"""From the step at which it begins, if it `begins_late`."""
+
+Shapes = Sequence[Sequence[int]]
+CountBytes = Callable[[Shapes, int], float]
+"""What a rank receives in a step, from the shapes of a model and the number of ranks, all_reduce at its optimum."""
+
+
+def dense_bytes(shapes: Shapes, size: int) -> float:
+    """Of float32."""
+    return 2 * (size - 1) / size * 4 * sum(map(prod, shapes))
+
+
+def _power_sgd_bytes(rank: int) -> CountBytes:
+    """torch leaves as they are vectors, and matrices of which it would not save half."""
+
+    def count(shapes: Shapes, size: int) -> float:
+        sent = 0
+        for shape in shapes:
+            rows, columns = shape[0], prod(shape[1:])
+            factors = (rows + columns) * rank
+            sent += factors if len(shape) > 1 and 2 * factors < rows * columns else rows * columns
+        return 2 * (size - 1) / size * 4 * sent
+
+    return count
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A hook with its state, and how DDP must be set up for it."""
+
+    description: str
+    make_hook: MakeHook | None = None  # None: DDP's own dense all_reduce
+    bucket_mb: int = DEFAULT_BUCKET_MB
+    begins_late: bool = False  # whether a run should exchange as DDP does at first
+    local_steps: int = 1  # between two averagings of the model, if gradients are not exchanged at all
+    bytes_received: CountBytes = dense_bytes
+
+
+def _power_sgd(rank: int) -> MakeHook:
+    """The batched form is not here: on torch 2.13 it always fails, at an assertion of its own on the matrices."""
+
+    def make(start: int) -> tuple[Any, Hook]:
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=rank, start_powerSGD_iter=max(start, EARLIEST_START)
+        )
+        return state, powerSGD_hook.powerSGD_hook
+
+    return make
+
+
+def _bf16_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    # DDP refuses torch's bf16 hook, by its name, where there is no NCCL. Gloo adds bf16 all the same.
+    return default_hooks.bf16_compress_hook(state, bucket)
+
+
+def _quantized_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    """torch's own per-tensor hook fails on Gloo, whose futures hold a list where it expects a list of lists.
+
+    The same observer, quantization and gathers, one after the other: with one bucket there is nothing to overlap.
+    """
+    grad, size = bucket.buffer(), dist.get_world_size()
+    observer = torch.ao.quantization.MinMaxObserver()
+    observer(grad)
+    scale_and_zero = torch.cat([part.float() for part in observer.calculate_qparams()])
+    scales = [torch.empty_like(scale_and_zero) for _ in range(size)]
+    dist.all_gather(scales, scale_and_zero)
+    quantized = quantization_hooks._quantize_per_tensor_backend(grad, *scale_and_zero)  # type: ignore[no-untyped-call]
+    gathered = [torch.empty_like(quantized) for _ in range(size)]
+    dist.all_gather(gathered, quantized)
+    total = torch.zeros_like(grad)
+    for part, scale in zip(gathered, scales, strict=True):
+        total += quantization_hooks._dequantize_per_tensor_backend(part, *scale)  # type: ignore[no-untyped-call]
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(total / size)
+    return done
+
+
+def _post_local_sgd(start: int) -> tuple[Any, Hook]:
+    state = post_localSGD_hook.PostLocalSGDState(  # type: ignore[no-untyped-call]
+        process_group=None, subgroup=None, start_localSGD_iter=start, post_local_gradient_allreduce=False
+    )
+    return state, post_localSGD_hook.post_localSGD_hook
+
+
+# PowerSGD starts collectives in callbacks; over Gloo, ranks would start those of several buckets in different orders,
+# which crashes. So the whole model is one bucket.
+PEERS: Registry[Peer] = Registry(
+    "peer",
+    {
+        "ddp": Peer("DDP without a hook: dense all_reduce"),
+        "fp16": Peer(
+            "all_reduce of halves",
+            lambda start: (None, default_hooks.fp16_compress_hook),
+            bytes_received=lambda shapes, size: dense_bytes(shapes, size) / 2,
+        ),
+        "bf16": Peer(
+            "all_reduce of bfloat16",
+            lambda start: (None, _bf16_hook),
+            bytes_received=lambda shapes, size: dense_bytes(shapes, size) / 2,
+        ),
+        **{
+            f"powersgd-{rank}": Peer(
+                f"PowerSGD, rank {rank}",
+                _power_sgd(rank),
+                WHOLE_MODEL_MB,
+                begins_late=True,
+                bytes_received=_power_sgd_bytes(rank),
+            )
+            for rank in (1, 2, 4)
+        },
+        "quantized-8bit": Peer(
+            "all_gather of bytes",
+            lambda start: (None, _quantized_hook),
+            WHOLE_MODEL_MB,
+            bytes_received=lambda shapes, size: (size - 1) * sum(map(prod, shapes)),
+        ),
+        "local-sgd": Peer(
+            f"no gradients exchanged; the model averaged every {LOCAL_STEPS} steps, whose share a step is",
+            _post_local_sgd,
+            begins_late=True,
+            local_steps=LOCAL_STEPS,
+            bytes_received=lambda shapes, size: dense_bytes(shapes, size) / LOCAL_STEPS,
+        ),
+    },
+)

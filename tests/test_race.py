@@ -1,0 +1,169 @@
+"""Training as a race: recipes and torch's own hooks, to a target; and what follows for other bandwidths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import networks
+from gradsieve.cli import main
+from gradsieve.errors import InputError
+from gradsieve.lab.bench.breakeven import break_even, rate_text
+from gradsieve.lab.bench.picture import draw_steps
+from gradsieve.lab.bench.train import TrainPlan, _seconds_to
+from gradsieve.lab.peers import PEERS
+from gradsieve.lab.train.exchange import Exchange, mixtures
+from gradsieve.lab.train.plan import Plan
+
+STEPS = 10
+SMALL = ["resnet20", "--batch", "4", "--train-samples", "64", "--test-samples", "40", "--steps", str(STEPS)]
+
+
+@pytest.fixture(scope="module")
+def race(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """All peers, on loopback."""
+    folder = tmp_path_factory.mktemp("race")
+    peers = [name for name in PEERS if name != "ddp"]
+    options = ["--recipe", "dense", "oktopk", "--values", "exact", "bf16", "--peer", *peers, "--ranks", "2"]
+    assert main(["bench", "train", *SMALL, *options, "--density", "0.05", "--out", str(folder), "--json"]) == 0
+    return folder, json.loads((folder / "race.json").read_text())
+
+
+def test_every_contender_has_a_row(race: tuple[Path, dict[str, Any]]) -> None:
+    folder, report = race
+    rows = {(row["recipe"], row["values"]): row for row in report["results"]}
+    peers = [name for name in PEERS if name != "ddp"]
+    assert list(rows) == [("dense", "exact"), ("oktopk", "exact"), ("oktopk", "bf16"), *((p, "exact") for p in peers)]
+    dense = rows["dense", "exact"]
+    assert dense["speedup_over_dense"] == dense["speedup_to_target"] == 1
+    assert dense["test_loss"] * 1.03 == pytest.approx(dense["target_loss"])
+    for row in rows.values():
+        assert (row["network"], row["ranks"], row["numel"], row["repeats"]) == ("loopback", 2, 75_002, STEPS)
+        assert row["seconds"] > 0
+        assert len(row["curves"][0]) == STEPS
+        assert "interface_bytes_received_per_rank" not in row  # a machine's interface tells nothing of one rank
+    assert (folder / "race.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_replicas_end_equal_also_where_only_models_are_averaged(race: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = race
+    results = [json.loads(path.read_text()) for path in folder.glob("loopback/*/result.json")]
+    assert len(results) == len(PEERS) + 2
+    assert all(result["replicas_equal"] for result in results)
+    digests = {result["recipe"]: result["digest"] for result in results}
+    assert len(set(digests.values())) == len(digests)
+
+
+def test_bytes_of_peers_are_what_an_interface_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks.require_networks()
+    monkeypatch.setattr("gradsieve.lab.bench.site.NETWORK_NAME", networks.unique_name())
+    command = ["bench", "train", *SMALL, "--network", "unlimited", "--hosts", "2", "--out", str(tmp_path), "--json"]
+    assert main([*command, "--peer", "fp16", "powersgd-2", "quantized-8bit"]) == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    for row in rows:
+        counted, computed = row["interface_bytes_received_per_rank"], row["bytes_received_per_rank"]
+        # Running means of batch norm and the headers of many small packets come on top.
+        assert computed < counted < 1.35 * computed + 25_000, row["recipe"]
+
+
+def test_the_time_to_a_target_is_that_of_the_first_test_that_reaches_it() -> None:
+    tests = [{"seconds": 1.0, "loss": 3.0}, {"seconds": 2.0, "loss": 1.9}, {"seconds": 3.0, "loss": 2.5}]
+    assert _seconds_to(tests, "loss", 2.0) == 2.0
+    assert _seconds_to(tests, "loss", 1.0) is None
+    assert _seconds_to([{"seconds": 1.0, "loss": None}], "loss", 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--recipe", "oktopk"], "dense has to be among the recipes"),
+        (["--peer", "powersgd-3"], "unknown peer 'powersgd-3'; did you mean 'powersgd-"),
+        (["--peer", "fp16", "--no-peers"], "--peer and --no-peers exclude each other"),
+        (["--ranks", "1"], "ranks must be at least 2"),
+        (["--margin", "2"], "margin must be in [0, 1), got 2"),
+        (["--network", "fast"], "a rate must be unlimited or between 100kbit and 100gbit"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "train", *SMALL, *arguments, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_peers_have_no_codes_and_no_checkpoints() -> None:
+    base = Exchange("dense")
+    found = mixtures(base, ["dense", "fp16", "topka"], ["exact", "int8"])
+    assert [exchange.label for exchange in found] == ["dense", "fp16", "topka", "topka int8"]
+    with pytest.raises(InputError, match="powersgd-2 keeps a state that cannot be saved"):
+        Plan("resnet20", Exchange("powersgd-2"), checkpoint_every=5)
+    with pytest.raises(InputError, match="dense has to be among"):
+        TrainPlan(Plan("resnet20", Exchange("topka")), [Exchange("topka")], [0], ["loopback"], 2)
+
+
+MEGABYTE = 1_000_000
+
+
+def measured(recipe: str, peer: bool, num_bytes: float, fixed_seconds: float, **more: Any) -> list[dict[str, Any]]:
+    """As if a link were filled to 80 %."""
+    rates = {"unlimited": None, "1gbit": 1e9, "100mbit": 1e8}
+    rows = []
+    for network, rate in rates.items():
+        seconds = fixed_seconds + (8 * num_bytes / (0.8 * rate) if rate else 0.0)
+        row = {"recipe": recipe, "values": "exact", "peer": peer, "network": network, "numel": MEGABYTE, "ranks": 4}
+        row |= {"density": 0.01, "seconds": seconds, "interface_bytes_received_per_rank": num_bytes, **more}
+        rows.append(row)
+    return rows
+
+
+def test_break_even_is_where_the_times_are_equal() -> None:
+    results = measured("gloo all_reduce", True, 6e6, 0.010) + measured("oktopk", False, 6e4, 0.020)
+    (row,) = break_even(results, {}, [0.0]).results
+    assert row["filling"] == pytest.approx(0.8)
+    assert row["fixed_seconds"] == pytest.approx(0.020)
+    # 0.010 + 8 * 6e6 / 0.8 / rate = 1.02 * (0.020 + 8 * 6e4 / 0.8 / rate)
+    expected = (6e7 - 1.02 * 6e5) / (1.02 * 0.020 - 0.010)
+    assert row["bits_per_second_over_dense"] == pytest.approx(expected, rel=0.01)
+    assert row["best_peer"] == "gloo all_reduce"
+    (hidden,) = break_even(results, {}, [0.3]).results
+    # Dense takes 0.2 s, what a step of 0.3 s hides, at 8 * 6e6 / 0.8 / 0.19; just below it has 2 % of a step to show.
+    assert hidden["bits_per_second_over_dense"] == pytest.approx(6e7 / 0.196, rel=0.01)
+
+
+def test_what_is_never_or_always_ahead_is_said_so() -> None:
+    dense, slow = measured("gloo all_reduce", True, 6e6, 0.010), measured("topka", False, 7e6, 0.020)
+    fast = measured("oktopk", False, 6e4, 0.001)
+    rows = {row["recipe"]: row for row in break_even(dense + slow + fast, {}, [0.0]).results}
+    assert rate_text(rows["topka"]["bits_per_second_over_dense"]) == "never"
+    assert rate_text(rows["oktopk"]["bits_per_second_over_dense"]) == "always"
+    assert rate_text(3.44e9) == "3.44 Gbit/s"
+    assert rate_text(3.44e7) == "34.4 Mbit/s"
+
+
+def test_break_even_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "reduce.json"
+    results = measured("gloo all_reduce", True, 6e6, 0.010) + measured("oktopk", False, 6e4, 0.020)
+    file.write_text(
+        json.dumps({"environment": {"cpu": "", "cores": 2, "torch": "", "gradsieve": ""}, "results": results})
+    )
+    assert main(["bench", "break-even", str(file), "--step-ms", "0", "200"]) == 0
+    assert "beats dense below" in capsys.readouterr().out
+    file.write_text(json.dumps({"environment": {}, "results": results[:1]}))
+    assert main(["bench", "break-even", str(file)]) == 2
+    assert "needs dense exchanges, and recipes, on two networks" in capsys.readouterr().err
+    assert main(["bench", "break-even", str(tmp_path / "none.json")]) == 2
+    assert "is not what bench reduce --network … --json prints" in capsys.readouterr().err
+
+
+def test_times_are_drawn(tmp_path: Path) -> None:
+    rows = measured("gloo all_reduce", True, 6e6, 0.010, raw_seconds=[0.01, 0.02, 0.03])
+    draw_steps(tmp_path / "steps.png", rows + measured("oktopk", False, 6e4, 0.020, raw_seconds=[0.02]))
+    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
