@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: DDP looks at the annotations of hooks and refuses those that are text.
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 
 from gradsieve.registry import Registry
 
+GRACE_DENSITY = 0.01
 LOCAL_STEPS = 4  # as in the documentation of torch's averager
 EARLIEST_START = 2  # PowerSGD's: DDP cuts its buckets anew after the first step
 WHOLE_MODEL_MB = 100_000
@@ -110,6 +112,35 @@ def _post_local_sgd(start: int) -> tuple[Any, Hook]:
     return state, post_localSGD_hook.post_localSGD_hook
 
 
+def _grace_topk(start: int) -> tuple[Any, Hook]:
+    """As GRACE's own examples use it: parameter by parameter, the largest entries gathered by all, the rest kept."""
+    from grace_dl.dist.communicator.allgather import Allgather
+    from grace_dl.dist.compressor.topk import TopKCompressor
+    from grace_dl.dist.memory.residual import ResidualMemory
+
+    communicator = Allgather(TopKCompressor(GRACE_DENSITY), ResidualMemory(), dist.get_world_size())
+    return communicator, _grace_hook
+
+
+def _grace_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        grad.copy_(state.step(grad, id(parameter)))
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _grace_bytes(shapes: Shapes, size: int) -> float:
+    return (size - 1) * sum(8 * max(1, int(GRACE_DENSITY * prod(shape))) for shape in shapes)
+
+
+def _installed_elsewhere() -> dict[str, Peer]:
+    """GRACE (github.com/sands-lab/grace) is on no index: whoever has it on the path can race it."""
+    if importlib.util.find_spec("grace_dl") is None:
+        return {}
+    return {"grace-topk": Peer("GRACE's top-k of 1 %", _grace_topk, WHOLE_MODEL_MB, bytes_received=_grace_bytes)}
+
+
 # PowerSGD starts collectives in callbacks; over Gloo, ranks would start those of several buckets in different orders,
 # which crashes. So the whole model is one bucket.
 PEERS: Registry[Peer] = Registry(
@@ -149,5 +180,6 @@ PEERS: Registry[Peer] = Registry(
             local_steps=LOCAL_STEPS,
             bytes_received=lambda shapes, size: dense_bytes(shapes, size) / LOCAL_STEPS,
         ),
+        **_installed_elsewhere(),
     },
 )

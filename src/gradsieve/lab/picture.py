@@ -8,6 +8,7 @@ from typing import Any
 COLORS = ("#64748b", "#0d9488", "#d97706", "#7c3aed", "#dc2626", "#2563eb", "#65a30d", "#db2777", "#0891b2", "#854d0e")
 INK, FAINT, GRID = "#1e293b", "#64748b", "#e2e8f0"
 DOTS_PER_INCH = 130
+INCHES_A_LABEL = 2.2
 
 
 def sheet(width: float, height: float, title: str) -> Any:
@@ -43,7 +44,10 @@ def finish(axes: Any, logarithmic: str = "") -> None:
 def legend_below(figure: Any, axes: Any) -> None:
     """One for all axes."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False, labelcolor=INK)
+    columns = max(1, int(figure.get_figwidth() / INCHES_A_LABEL))
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False, labelcolor=INK
+    )
 
 
 def color(number: int) -> str:

@@ -119,7 +119,7 @@ def _rows(plan: TrainPlan, network: str, folder: Path, results: Sequence[Row]) -
             "peer": exchange.peer is not None,
             "workload": plan.run.workload,
             "network": network,
-            "density": None if exchange.peer else exchange.density,
+            "density": exchange.density,
             "ranks": plan.ranks,
             "threads": threads_per_worker(plan.ranks),
             "seeds": list(plan.seeds),
