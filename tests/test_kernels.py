@@ -150,6 +150,19 @@ def test_sum_runs_does_not_spread_a_nan() -> None:
     assert_same(cpu.sum_runs([a, b])[1], torch.tensor([torch.nan, 1.0, torch.inf]))
 
 
+@pytest.mark.parametrize("odd", [None, torch.inf, -torch.inf, torch.nan, -torch.nan])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_finite(dtype: torch.dtype, odd: float | None) -> None:
+    limits = torch.finfo(dtype)
+    x = torch.tensor([0.0, -0.0, limits.max, limits.min, limits.tiny] * 20, dtype=dtype)
+    for place in (0, 37, 99):
+        y = x.clone()
+        if odd is not None:
+            y[place] = odd
+        assert cpu.all_finite(y) is reference.all_finite(y) is (odd is None)
+    assert cpu.all_finite(x[:0]) is True
+
+
 @pytest.mark.parametrize(
     ("indices", "position"),
     [([], -1), ([3], -1), ([3, 4, 9], -1), ([2, 4], 0), ([3, 3], 1), ([5, 4], 1), ([4, 10], 1), ([-1], 0)],

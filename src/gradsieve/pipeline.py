@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from gradsieve.comm import Comm
 from gradsieve.errors import InputError
+from gradsieve.kernels import kernels
 from gradsieve.pieces import Pieces
 from gradsieve.recipes import Recipe
 from gradsieve.reducers import Reduced
@@ -54,7 +54,7 @@ class Pipeline:
         """
         accumulated, local, selector_state = self._select(grad, k, state, out)
         (total, leftover), reducer_state = self._reduce(local, k, state)
-        finite = _finite(total)
+        finite = kernels(total.values).all_finite(total.values)
         out.write_mean_(total, self.comm.size)
         settled = self.recipe.feedback.settle(accumulated, grad, local, leftover, state.feedback)
         return Exchanged(PipelineState(settled, selector_state, reducer_state), finite, local.nnz, total.nnz)
@@ -84,9 +84,3 @@ def entries_to_keep(numel: int, density: float, comm: Comm) -> int:
     if not 0 < density <= 1:
         raise InputError(f"rank {comm.rank}: density must be in (0, 1], got {density}")
     return max(1, round(numel * density))
-
-
-def _finite(total: SparseVector) -> bool:
-    # The sum of finite values may overflow: only then is every value looked at.
-    values = total.values
-    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())

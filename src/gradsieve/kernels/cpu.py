@@ -67,6 +67,13 @@ def least_magnitude(x: Tensor) -> float:
     return float(np.fmin.reduce(np.abs(x.numpy()), initial=torch.inf))
 
 
+def all_finite(x: Tensor) -> bool:
+    """See `reference.all_finite`. torch and NumPy write a truth value for each entry first."""
+    bits, key_mask, _ = _keys(x)
+    largest = np.array(np.finfo(x.numpy().dtype).max).view(bits.dtype)[()]
+    return bool(loops.all_below(bits, key_mask, largest))
+
+
 def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
     """See `reference.cut`."""
     numel = values.numel()

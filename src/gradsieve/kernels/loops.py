@@ -130,6 +130,15 @@ def kth_key(bits: Any, k: int, key_mask: Any, key_bits: int) -> tuple[int, int]:
 
 
 @_compiled
+def all_below(bits: Any, key_mask: Any, largest: Any) -> bool:
+    """Whether no magnitude, as its bit pattern, is above the largest finite one."""
+    above = False
+    for j in range(bits.size):
+        above |= (bits[j] & key_mask) > largest
+    return not above
+
+
+@_compiled
 def cut(
     indices: Any,
     values: Any,

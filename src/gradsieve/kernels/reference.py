@@ -57,6 +57,11 @@ def least_magnitude(x: Tensor) -> float:
     return float(magnitudes(x).min())
 
 
+def all_finite(x: Tensor) -> bool:
+    """Whether no entry is infinite or NaN."""
+    return bool(torch.isfinite(x).all())
+
+
 def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
     """The k entries of largest magnitude, and the others; among equals the lower index is kept."""
     order = _orderable(values).sort(descending=True, stable=True).indices

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gradsieve.errors import MessageError, MismatchError
-from gradsieve.kernels import index_dtype
+from gradsieve.kernels import index_dtype, kernels
 from gradsieve.kernels.bits import num_words
 from gradsieve.vector import SparseVector
 from gradsieve.wire import indices as index_codes
@@ -214,14 +214,12 @@ def _edges(index_code: IndexCode, value_code: ValueCode, note_size: int) -> list
 def _header(
     vector: SparseVector, expected: Expected, low: int, index_code: IndexCode, value_code: ValueCode, note: Array
 ) -> Header:
-    kind = _MAGIC << 24 | _VERSION << 16 | _is_finite(vector.values) << 8 | _VALUE_DTYPES.index(vector.values.dtype)
+    kind = _MAGIC << 24 | _VERSION << 16 | _finite(vector) << 8 | _VALUE_DTYPES.index(vector.values.dtype)
     return Header(kind, expected.numel, expected.k, low, vector.nnz, index_code.word, value_code.word, note.size)
 
 
-def _is_finite(values: Tensor) -> bool:
-    if values.dtype in (torch.float32, torch.float64):  # torch would share the work out and wait for a busy core
-        return bool(np.isfinite(values.cpu().numpy()).all())
-    return bool(torch.isfinite(values).all())
+def _finite(vector: SparseVector) -> bool:
+    return kernels(vector.values).all_finite(vector.values)
 
 
 def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
