@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,11 +120,7 @@ class SparseVector:
 
     def split(self, bounds: Sequence[int]) -> list[SparseVector]:
         """Cut at index bounds (offsets, one more than parts): part i has the indices in `[bounds[i], bounds[i+1])`."""
-        if self.is_full:
-            edges = list(bounds)
-        else:
-            targets = torch.tensor(bounds, dtype=self.indices.dtype, device=self.indices.device)
-            edges = torch.searchsorted(self.indices, targets).tolist()
+        edges = list(bounds) if self.is_full else _places(self.indices, bounds)
         indices = self.indices
         return [SparseVector.trusted((indices[a:b], self.values[a:b]), self.numel) for a, b in pairwise(edges)]
 
@@ -178,6 +175,15 @@ def add(vectors: Iterable[SparseVector]) -> SparseVector:
     if not waiting:
         raise InputError("add needs at least one vector, got none")
     return _sum(waiting)
+
+
+def _places(indices: Tensor, bounds: Sequence[int]) -> list[int]:
+    """How many indices are below each bound."""
+    if indices.device.type == "cpu":  # NumPy begins sooner
+        array = indices.numpy()
+        return np.searchsorted(array, np.array(bounds, array.dtype)).tolist()
+    targets = torch.tensor(bounds, dtype=indices.dtype, device=indices.device)
+    return torch.searchsorted(indices, targets).tolist()
 
 
 def _sum(vectors: list[SparseVector]) -> SparseVector:

@@ -41,13 +41,23 @@ class IndexCode(ABC):
     def num_words(self) -> int:
         """64-bit words that the indices take."""
 
+    def cleared(self, words: Array) -> Array:
+        """The words, as `write` needs them."""
+        words[:] = 0
+        return words
+
     @abstractmethod
     def write(self, indices: Array, low: int, words: Array) -> None:
-        """Fill `words`, which are zero: `num_words`, and one more."""
+        """Fill `words`, which are `cleared`: `num_words`, and one more."""
 
     @abstractmethod
     def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
         """Fill `indices`, strictly increasing in `[low, high)`; false if the words, and one more, do not hold such."""
+
+    def decoded(self, words: Array, low: int, high: int, count: int, dtype: np.dtype[Any]) -> Array | None:
+        """What `read` gives, in memory of its own or in that of the words; None for its false."""
+        indices = np.empty(count, dtype)
+        return indices if self.read(words, low, high, indices) else None
 
 
 @dataclass(frozen=True)
@@ -72,10 +82,20 @@ class Plain(IndexCode):
         """See `IndexCode.write`."""
         words.view(indices.dtype)[: self.count] = indices
 
+    def cleared(self, words: Array) -> Array:
+        """See `IndexCode.cleared`: all but the end is written over."""
+        words[-2:] = 0
+        return words
+
     def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
         """See `IndexCode.read`."""
         indices[:] = words.view(indices.dtype)[: self.count]
-        return int(runs.first_disorder(indices, low, high)) < 0
+        return _in_order(indices, low, high)
+
+    def decoded(self, words: Array, low: int, high: int, count: int, dtype: np.dtype[Any]) -> Array | None:
+        """See `IndexCode.decoded`: they are there already."""
+        indices = words.view(dtype)[:count]
+        return indices if _in_order(indices, low, high) else None
 
 
 @dataclass(frozen=True)
@@ -194,6 +214,10 @@ class Gaps(IndexCode):
     def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
         """See `IndexCode.read`."""
         return bool(gaps.decode(words, low, high, *self.plan, indices))
+
+
+def _in_order(indices: Array, low: int, high: int) -> bool:
+    return int(runs.first_disorder(indices, low, high)) < 0
 
 
 def _plain(indices: Array, low: int) -> IndexCode:

@@ -107,10 +107,11 @@ class Codec:
         index_code = index_codes.INDEX_CODES[self.indices](indices, low)
         value_code = value_codes.chosen(self.values, values)
         edges = _edges(index_code, value_code, note.size)
-        words = np.zeros(edges[-1] + 1, np.uint64)
+        words = np.empty(edges[-1] + 1, np.uint64)
         words[:HEADER_WORDS].view(np.int64)[:] = np.array(_header(vector, expected, low, index_code, value_code, note))
-        index_code.write(indices, low, words[edges[0] : edges[1] + 1])
-        seen = value_code.write(values, words[edges[1] : edges[2]])
+        index_code.write(indices, low, index_code.cleared(words[edges[0] : edges[1] + 1]))
+        seen = value_code.write(values, value_code.cleared(words[edges[1] : edges[2]]))
+        words[edges[2] : edges[3]] = 0
         words[edges[2] : edges[3]].view(np.float32)[: note.size] = note
         words[-1] = _END_MARK
         message = torch.from_numpy(words).view(torch.uint8)
@@ -188,12 +189,17 @@ class _Reader:
         return index_code, value_code
 
     def vector(self, index_code: IndexCode, value_code: ValueCode, edges: list[int], high: int) -> SparseVector:
-        indices = torch.empty(self.header.num_entries, dtype=index_dtype(self.header.numel))
-        if not index_code.read(self.words[edges[0] : edges[1] + 1], self.header.low, high, indices.numpy()):
+        header, itemsize = self.header, index_dtype(self.header.numel).itemsize
+        words, integer = self.words[edges[0] : edges[1] + 1], np.dtype(f"i{itemsize}")
+        indices = index_code.decoded(words, header.low, high, header.num_entries, integer)
+        if indices is None:
             raise self.malformed(f"indices that do not rise strictly within [{self.header.low}, {high})")
         dtype = self.expected.dtype
         values = value_code.read(self.words[edges[1] : edges[2] + 1], _array_dtype(dtype))
-        entries = indices.to(self.expected.device), torch.from_numpy(values).view(dtype).to(self.expected.device)
+        entries = (
+            torch.from_numpy(indices).to(self.expected.device),
+            torch.from_numpy(values).view(dtype).to(self.expected.device),
+        )
         return SparseVector.trusted(entries, self.header.numel)
 
     def malformed(self, what: str) -> MessageError:

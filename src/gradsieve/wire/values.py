@@ -50,9 +50,14 @@ class ValueCode(ABC):
     def num_words(self) -> int:
         """64-bit words that the values take."""
 
+    def cleared(self, words: Array) -> Array:
+        """The words, as `write` needs them."""
+        words[:] = 0
+        return words
+
     @abstractmethod
     def write(self, values: Array, words: Array) -> Array:
-        """Fill `words`, which are zero; the values as the receiver will see them come back."""
+        """Fill `words`, which are `cleared`; the values as the receiver will see them come back."""
 
     @abstractmethod
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
@@ -76,6 +81,11 @@ class Native(ValueCode):
         """See `ValueCode.write`."""
         words.view(values.dtype)[: self.count] = values
         return values
+
+    def cleared(self, words: Array) -> Array:
+        """See `ValueCode.cleared`: all but the end is written over."""
+        words[-1:] = 0
+        return words
 
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
         """See `ValueCode.read`."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradsieve.lab.bench.report import Row
+from gradsieve.lab.bench.report import Row, milliseconds
 from gradsieve.lab.picture import FAINT, INK, color, finish, legend_below, save, sheet
 
 CONDITIONS = ("network", "numel", "density", "ranks")
@@ -65,7 +65,8 @@ def _draw_bars(axes: Any, rows: Sequence[Row]) -> None:
         low, high = raw[len(raw) // 4], raw[-1 - len(raw) // 4]
         axes.barh(place, 1e3 * row["seconds"], color=color(0 if row["peer"] else 1), height=0.7)
         axes.plot([1e3 * low, 1e3 * high], [place, place], color=INK, linewidth=1)
-        axes.text(1e3 * high * 1.06, place, f"{1e3 * row['seconds']:,.3g} ms", va="center", color=FAINT, fontsize=8)
+        said = milliseconds(row["seconds"])
+        axes.text(1e3 * high * 1.06, place, said, va="center", color=FAINT, fontsize=8)
     axes.set_yticks(range(len(rows)), [name_of(row) for row in rows])
     axes.set_xlabel("milliseconds a step (log scale)", color=INK)
     finish(axes, "x")

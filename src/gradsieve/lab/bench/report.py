@@ -83,7 +83,7 @@ def table(report: Report, title: str, columns: Sequence[Column]) -> Table:
 
 def milliseconds(seconds: float) -> str:
     """Such as `8.51 ms`."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:.0f} ms"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:,.0f} ms"
 
 
 def thousands(count: float) -> str:
