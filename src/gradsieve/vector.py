@@ -181,9 +181,9 @@ def _places(indices: Tensor, bounds: Sequence[int]) -> list[int]:
     """How many indices are below each bound."""
     if indices.device.type == "cpu":  # NumPy begins sooner
         array = indices.numpy()
-        return np.searchsorted(array, np.array(bounds, array.dtype)).tolist()
+        return list(map(int, np.searchsorted(array, np.array(bounds, array.dtype))))
     targets = torch.tensor(bounds, dtype=indices.dtype, device=indices.device)
-    return torch.searchsorted(indices, targets).tolist()
+    return list(map(int, torch.searchsorted(indices, targets)))
 
 
 def _sum(vectors: list[SparseVector]) -> SparseVector:

@@ -44,6 +44,17 @@ def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_value
         if start < 0:
             return found
         start -= start % WINDOW_ENTRIES
+        alone = _only_run(indices, positions, bounds, start + WINDOW_ENTRIES)
+        if alone >= 0:  # nothing to add to: what is rounded away comes from everywhere, or from one region
+            position = uint64(positions[alone])
+            end = uint64(bounds[alone + 1])
+            while position < end and indices[position] < start + WINDOW_ENTRIES:
+                out_indices[found] = indices[position]
+                out_values[found] = values[position]
+                found += _ONE
+                position += _ONE
+            positions[alone] = np.int64(position)
+            continue
         for run in range(positions.size):
             position = uint64(positions[run])
             end = uint64(bounds[run + 1])
@@ -85,6 +96,18 @@ def _lowest_index(indices: Any, positions: Any, bounds: Any) -> Any:
             if lowest < 0 or index < lowest:
                 lowest = index
     return lowest
+
+
+@_inlined
+def _only_run(indices: Any, positions: Any, bounds: Any, stop: Any) -> Any:
+    """The one run that has entries before `stop`; -1 if several have."""
+    only = -1
+    for run in range(positions.size):
+        if positions[run] < bounds[run + 1] and indices[positions[run]] < stop:
+            if only >= 0:
+                return -1
+            only = run
+    return only
 
 
 @_compiled
