@@ -11,7 +11,7 @@ import pytest
 import networks
 from gradsieve.cli import main
 from gradsieve.errors import InputError
-from gradsieve.lab.bench.breakeven import break_even, rate_text
+from gradsieve.lab.bench.breakeven import break_even, range_text
 from gradsieve.lab.bench.picture import draw_steps
 from gradsieve.lab.bench.train import TrainPlan, _seconds_to
 from gradsieve.lab.peers import PEERS
@@ -131,21 +131,33 @@ def test_break_even_is_where_the_times_are_equal() -> None:
     assert row["fixed_seconds"] == pytest.approx(0.020)
     # 0.010 + 8 * 6e6 / 0.8 / rate = 1.02 * (0.020 + 8 * 6e4 / 0.8 / rate)
     expected = (6e7 - 1.02 * 6e5) / (1.02 * 0.020 - 0.010)
-    assert row["bits_per_second_over_dense"] == pytest.approx(expected, rel=0.01)
-    assert row["best_peer"] == "gloo all_reduce"
+    assert row["over_dense"] == row["over_peers"] == [1e6, pytest.approx(expected, rel=0.01)]
+    assert row["faster_links"] == "gloo all_reduce"
+    assert "slower_links" not in row
     (hidden,) = break_even(results, {}, [0.3]).results
     # Dense takes 0.2 s, what a step of 0.3 s hides, at 8 * 6e6 / 0.8 / 0.19; just below it has 2 % of a step to show.
-    assert hidden["bits_per_second_over_dense"] == pytest.approx(6e7 / 0.196, rel=0.01)
+    assert hidden["over_dense"] == [1e6, pytest.approx(6e7 / 0.196, rel=0.01)]
+
+
+def test_a_peer_with_fewer_bytes_wins_on_slow_links_only() -> None:
+    results = measured("gloo all_reduce", True, 6e6, 0.010) + measured("powersgd-1", True, 2e4, 0.100)
+    (row,) = break_even(results + measured("oktopk", False, 6e4, 0.020), {}, [0.0]).results
+    low, high = row["over_peers"]
+    assert row["over_dense"] == [1e6, high]
+    # 0.100 + 8 * 2e4 / 0.8 / rate = 1.02 * (0.020 + 8 * 6e4 / 0.8 / rate)
+    assert low == pytest.approx((1.02 * 6e5 - 2e5) / (0.100 - 1.02 * 0.020), rel=0.01)
+    assert (row["slower_links"], row["faster_links"]) == ("powersgd-1", "gloo all_reduce")
 
 
 def test_what_is_never_or_always_ahead_is_said_so() -> None:
     dense, slow = measured("gloo all_reduce", True, 6e6, 0.010), measured("topka", False, 7e6, 0.020)
     fast = measured("oktopk", False, 6e4, 0.001)
     rows = {row["recipe"]: row for row in break_even(dense + slow + fast, {}, [0.0]).results}
-    assert rate_text(rows["topka"]["bits_per_second_over_dense"]) == "never"
-    assert rate_text(rows["oktopk"]["bits_per_second_over_dense"]) == "always"
-    assert rate_text(3.44e9) == "3.44 Gbit/s"
-    assert rate_text(3.44e7) == "34.4 Mbit/s"
+    assert range_text(rows["topka"]["over_dense"]) == "never"
+    assert range_text(rows["oktopk"]["over_dense"]) == "always"
+    assert range_text([1e6, 3.44e9]) == "below 3.44 Gbit/s"
+    assert range_text([3.44e7, 1e11]) == "above 34.4 Mbit/s"
+    assert range_text([3.44e7, 3.44e9]) == "34.4 Mbit/s to 3.44 Gbit/s"
 
 
 def test_break_even_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +167,7 @@ def test_break_even_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         json.dumps({"environment": {"cpu": "", "cores": 2, "torch": "", "gradsieve": ""}, "results": results})
     )
     assert main(["bench", "break-even", str(file), "--step-ms", "0", "200"]) == 0
-    assert "beats dense below" in capsys.readouterr().out
+    assert "beats every peer" in capsys.readouterr().out
     file.write_text(json.dumps({"environment": {}, "results": results[:1]}))
     assert main(["bench", "break-even", str(file)]) == 2
     assert "needs dense exchanges, and recipes, on two networks" in capsys.readouterr().err

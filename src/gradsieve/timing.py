@@ -101,6 +101,9 @@ class TimedCodec(Codec):
     codec: Codec = field(kw_only=True)
     clock: Clock = field(kw_only=True)
 
+    def __post_init__(self) -> None:
+        """The codec it wraps has checked its names; this one is made anew at every step."""
+
     @classmethod
     def around(cls, codec: Codec, clock: Clock) -> TimedCodec:
         """This codec, timed."""

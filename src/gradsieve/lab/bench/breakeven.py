@@ -8,7 +8,7 @@ computes for t seconds hides up to two thirds of t, the share of backward, behin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,10 @@ COLUMNS = (
     Column("numel", "numel", thousands),
     Column("density", "density"),
     Column("step_seconds", "compute", lambda value: f"{value * 1e3:g} ms"),
-    Column("bits_per_second_over_dense", "beats dense below", lambda value: rate_text(value)),
-    Column("bits_per_second_over_peers", "beats all peers below", lambda value: rate_text(value)),
-    Column("best_peer", "the last peer beaten"),
+    Column("over_dense", "beats dense", lambda value: range_text(value)),
+    Column("over_peers", "beats every peer", lambda value: range_text(value)),
+    Column("slower_links", "best below that"),
+    Column("faster_links", "best above that"),
     Column("fixed_seconds", "fixed", lambda value: f"{value * 1e3:.3g} ms"),
     Column("filling", "of the link's rate", lambda value: f"{value:.0%}"),
 )
@@ -81,12 +82,17 @@ def read_report(path: Path) -> tuple[list[Row], dict[str, Any]]:
     return results, content["environment"]
 
 
-def rate_text(bits_per_second: float | None) -> str:
-    """Such as `3.4 Gbit/s`; never or always where it does not depend on the network."""
-    if bits_per_second is None:
+def range_text(rates: Sequence[float] | None) -> str:
+    """Such as `below 3.4 Gbit/s`; never or always where it does not depend on the network."""
+    if rates is None:
         return "never"
-    if bits_per_second >= RATES[-1]:
-        return "always"
+    low, high = rates
+    if low <= RATES[0]:
+        return "always" if high >= RATES[-1] else f"below {_rate_text(high)}"
+    return f"above {_rate_text(low)}" if high >= RATES[-1] else f"{_rate_text(low)} to {_rate_text(high)}"
+
+
+def _rate_text(bits_per_second: float) -> str:
     scale, unit = (1e9, "Gbit/s") if bits_per_second >= 1e9 else (1e6, "Mbit/s")
     return f"{bits_per_second / scale:.3g} {unit}"
 
@@ -107,33 +113,46 @@ def _rate(row: Row) -> int | None:
     return Rate.parse(split_profile(row["network"])[0]).bits_per_second
 
 
-def _compared(lines: Iterable[Line], step_seconds: float, condition: Row) -> list[Row]:
-    lines = list(lines)
-    dense = next(line for line in lines if line.name == DENSE)
-    peers = [line for line in lines if line.peer]
+def _compared(lines: Sequence[Line], step_seconds: float, condition: Row) -> list[Row]:
+    times = {line.name: line.exposed(step_seconds) for line in lines}
+    peers = {line.name: times[line.name] for line in lines if line.peer}
     rows = []
     for line in lines:
-        if line.peer:
-            continue
-        own = line.exposed(step_seconds)
-        each = {peer.name: _below(own, peer.exposed(step_seconds)) for peer in peers}
-        last = min(each, key=lambda name: each[name] or 0.0)
-        rows.append({
-            "recipe": line.name,
-            **condition,
-            "step_seconds": step_seconds,
-            "bits_per_second_over_dense": _below(own, dense.exposed(step_seconds)),
-            "bits_per_second_over_peers": each[last],
-            "best_peer": last,
-            "fixed_seconds": line.fixed_seconds,
-            "filling": line.filling,
-        })  # fmt: skip
+        if not line.peer:
+            over_peers = _range(times[line.name], np.min(list(peers.values()), axis=0))
+            rows.append({
+                "recipe": line.name,
+                **condition,
+                "step_seconds": step_seconds,
+                "over_dense": _range(times[line.name], times[DENSE]),
+                "over_peers": over_peers,
+                **_winners(peers, over_peers),
+                "fixed_seconds": line.fixed_seconds,
+                "filling": line.filling,
+            })  # fmt: skip
     return rows
 
 
-def _below(own: Array, other: Array) -> float | None:
-    """The highest rate up to which `own` is faster, from the slowest on; None if it is not even there."""
-    behind = np.flatnonzero(own * AHEAD > other)
-    if behind.size == 0:
-        return float(RATES[-1])
-    return float(RATES[behind[0] - 1]) if behind[0] else None
+def _range(own: Array, other: Array) -> list[float] | None:
+    """The widest range of rates in which `own` is faster; None if there is none."""
+    ahead = np.concatenate([[False], own * AHEAD <= other, [False]])
+    edges = np.flatnonzero(ahead[1:] != ahead[:-1]).reshape(-1, 2)
+    if edges.size == 0:
+        return None
+    first, last = max(edges.tolist(), key=lambda pair: pair[1] - pair[0])
+    return [float(RATES[first]), float(RATES[last - 1])]
+
+
+def _winners(peers: dict[str, Array], within: Sequence[float] | None) -> Row:
+    """Which peer is fastest on links just slower than the range, and just faster."""
+    if within is None:
+        return {}
+    places = {
+        "slower_links": np.searchsorted(RATES, within[0]) - 1,
+        "faster_links": np.searchsorted(RATES, within[1]) + 1,
+    }
+    return {
+        name: min(peers, key=lambda peer: peers[peer][place])
+        for name, place in places.items()
+        if 0 <= place < RATES.size
+    }

@@ -1,8 +1,8 @@
 """What measuring costs: groups exchanged by a pipeline with a clock and by one without, in turns, on real processes.
 
 Many small groups are the worst case: readings of the time are the same for a small group as for a large one. Two
-answers come out: the ratio of times, which is noisy on a busy machine, and the number of readings times what one costs,
-which is not.
+answers come out: processor time with and without a clock, and the number of readings times what one costs. Times on the
+wall would be of no use: with a peer to wait for, two equal pipelines differ by several percent.
 
     python -m gradsieve.lab.bench.measuring [ranks] [groups] [entries] [rounds]
 """
@@ -33,14 +33,20 @@ WARM_UP_ROUNDS = 5
 class Cost:
     """One rank's outcome."""
 
-    plain_milliseconds: float  # all groups once, median
+    plain_milliseconds: float  # of processor time for all groups once, mean
     timed_milliseconds: float
+    wall_milliseconds: float  # without a clock, median
     readings: int  # of the time, for all groups once
     microseconds_a_reading: float
 
     @property
     def share(self) -> float:
-        """Of the time of an exchange that is spent on readings."""
+        """Of the processor time of an exchange that is spent on measuring."""
+        return self.timed_milliseconds / self.plain_milliseconds - 1
+
+    @property
+    def share_of_readings(self) -> float:
+        """The part of that which reading the time takes."""
         return self.readings * self.microseconds_a_reading / (1000 * self.plain_milliseconds)
 
 
@@ -66,13 +72,16 @@ def measure(comm: Comm, name: str, num_groups: int, numel: int, density: float, 
             stack.seconds()
     counted.readings = 0
     counting.seconds()
-    times: tuple[list[float], list[float]] = ([], [])
+    used, wall = [0.0, 0.0], []
     for number in range(rounds):
         # Whoever goes first finds colder caches: so they take turns at that as well.
         for which in (0, 1) if number % 2 else (1, 0):
-            times[which].append((plain, timed)[which].seconds())
-    medians = [1000 * statistics.median(each) for each in times]
-    return Cost(medians[0], medians[1], counted.readings, 1e6 * _seconds_a_reading())
+            before = time.thread_time()
+            seconds = (plain, timed)[which].seconds()
+            used[which] += time.thread_time() - before
+            wall += [seconds] if which == 0 else []
+    milliseconds = [1000 * each / rounds for each in used]
+    return Cost(*milliseconds, 1000 * statistics.median(wall), counted.readings, 1e6 * _seconds_a_reading())
 
 
 class _Stack:
@@ -102,7 +111,7 @@ def _seconds_a_reading() -> float:
 def _work(worker: Worker, name: str, num_groups: int, numel: int, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     cost = measure(CountingComm(TorchComm()), name, num_groups, numel, 0.01, rounds)
-    return {**asdict(cost), "share": cost.share}
+    return {**asdict(cost), "share": cost.share, "share_of_readings": cost.share_of_readings}
 
 
 def main(ranks: int = 2, num_groups: int = 50, numel: int = 2048, rounds: int = 20) -> None:
