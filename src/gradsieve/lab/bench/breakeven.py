@@ -147,10 +147,8 @@ def _winners(peers: dict[str, Array], within: Sequence[float] | None) -> Row:
     """Which peer is fastest on links just slower than the range, and just faster."""
     if within is None:
         return {}
-    places = {
-        "slower_links": np.searchsorted(RATES, within[0]) - 1,
-        "faster_links": np.searchsorted(RATES, within[1]) + 1,
-    }
+    first, last = (int(np.searchsorted(RATES, rate)) for rate in within)
+    places = {"slower_links": first - 1, "faster_links": last + 1}
     return {
         name: min(peers, key=lambda peer: peers[peer][place])
         for name, place in places.items()

@@ -80,8 +80,8 @@ def measure(comm: Comm, name: str, num_groups: int, numel: int, density: float, 
             seconds = (plain, timed)[which].seconds()
             used[which] += time.thread_time() - before
             wall += [seconds] if which == 0 else []
-    milliseconds = [1000 * each / rounds for each in used]
-    return Cost(*milliseconds, 1000 * statistics.median(wall), counted.readings, 1e6 * _seconds_a_reading())
+    without, with_clock = (1000 * each / rounds for each in used)
+    return Cost(without, with_clock, 1000 * statistics.median(wall), counted.readings, 1e6 * _seconds_a_reading())
 
 
 class _Stack:
