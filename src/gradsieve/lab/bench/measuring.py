@@ -26,7 +26,7 @@ from gradsieve.recipes import recipe
 from gradsieve.timing import Clock, TimedPipeline
 
 READINGS_TIMED = 200_000
-WARM_UP_ROUNDS = 5
+WARM_UP_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -64,39 +64,36 @@ class CountedClock(Clock):
 def measure(comm: Comm, name: str, num_groups: int, numel: int, density: float, rounds: int) -> Cost:
     """All ranks call it together."""
     counted = CountedClock()
-    plain = _Stack(Pipeline(recipe(name), comm), num_groups, numel, density)
-    timed = _Stack(TimedPipeline(recipe(name), comm, Clock()), num_groups, numel, density)
-    counting = _Stack(TimedPipeline(recipe(name), comm, counted), num_groups, numel, density)
-    for _ in range(WARM_UP_ROUNDS):
-        for stack in (plain, timed, counting):
-            stack.seconds()
-    counted.readings = 0
-    counting.seconds()
+    pipelines = Pipeline(recipe(name), comm), TimedPipeline(recipe(name), comm, Clock())
     used, wall = [0.0, 0.0], []
-    for number in range(rounds):
-        # Whoever goes first finds colder caches: so they take turns at that as well.
-        for which in (0, 1) if number % 2 else (1, 0):
-            before = time.thread_time()
-            seconds = (plain, timed)[which].seconds()
-            used[which] += time.thread_time() - before
-            wall += [seconds] if which == 0 else []
-    without, with_clock = (1000 * each / rounds for each in used)
+    for roles in ((0, 1), (1, 0)):
+        # The same run twice, step by step, with roles exchanged: some steps cost more than others, by percents.
+        stack = _Stack(pipelines[0], num_groups, numel, density)
+        for number in range(WARM_UP_STEPS):
+            stack.seconds(pipelines[number % 2])
+        for _ in range(rounds):
+            for which in roles:
+                before = time.thread_time()
+                seconds = stack.seconds(pipelines[which])
+                used[which] += time.thread_time() - before
+                wall += [seconds] if which == 0 else []
+    stack.seconds(TimedPipeline(recipe(name), comm, counted))
+    without, with_clock = (1000 * each / (2 * rounds) for each in used)
     return Cost(without, with_clock, 1000 * statistics.median(wall), counted.readings, 1e6 * _seconds_a_reading())
 
 
 class _Stack:
     def __init__(self, pipeline: Pipeline, num_groups: int, numel: int, density: float) -> None:
         generator = torch.Generator().manual_seed(pipeline.comm.rank)
-        self._pipeline = pipeline
         self._grads = [torch.randn(numel, generator=generator) for _ in range(num_groups)]
         self._out = torch.empty(numel)
         self._k = max(1, round(density * numel))
         self._states = [pipeline.init(Pieces([grad])) for grad in self._grads]
 
-    def seconds(self) -> float:
+    def seconds(self, pipeline: Pipeline) -> float:
         began = time.perf_counter()
         for index, grad in enumerate(self._grads):
-            self._states[index] = self._pipeline.step(grad, self._k, self._states[index], self._out)
+            self._states[index] = pipeline.step(grad, self._k, self._states[index], self._out)
         return time.perf_counter() - began
 
 
