@@ -12,8 +12,8 @@ import networks
 from gradsieve.cli import main
 from gradsieve.errors import InputError
 from gradsieve.lab.bench.breakeven import break_even, range_text
-from gradsieve.lab.bench.picture import draw_steps
-from gradsieve.lab.bench.train import TrainPlan, _seconds_to
+from gradsieve.lab.bench.picture import draw_race, draw_steps
+from gradsieve.lab.bench.train import TrainPlan, _rows, _seconds_to
 from gradsieve.lab.train.exchange import Exchange, mixtures
 from gradsieve.lab.train.plan import Plan
 
@@ -77,6 +77,37 @@ def test_the_time_to_a_target_is_that_of_the_first_test_that_reaches_it() -> Non
     assert _seconds_to(tests, "loss", 2.0) == 2.0
     assert _seconds_to(tests, "loss", 1.0) is None
     assert _seconds_to([{"seconds": 1.0, "loss": None}], "loss", 1.0) is None
+
+
+def finished(folder: Path, recipe: str, losses: list[float], diverged: bool = False) -> dict[str, Any]:
+    run = folder / f"{recipe}-seed0"
+    run.mkdir()
+    lines = [{"event": "test", "step": step, "seconds": float(step), "loss": loss} for step, loss in enumerate(losses)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = {"recipe": recipe, "diverged": diverged, "parameters": 10, "steps": 5, "step_seconds": 0.1}
+    return {
+        **result,
+        "phase_seconds": {"exchange": 0.05},
+        "bytes_received_per_step": 8.0,
+        "interface_bytes_per_step": None,
+    }
+
+
+def test_who_goes_astray_has_no_loss_and_does_not_end_the_race(tmp_path: Path) -> None:
+    exchanges = [Exchange("fp16"), Exchange("dense"), Exchange("topka")]
+    plan = TrainPlan(Plan("resnet20", exchanges[1]), exchanges, [0], ["loopback"], 2)
+    results = [finished(tmp_path, "fp16", [], diverged=True), finished(tmp_path, "dense", [3.0, 2.0])]
+    results.append(finished(tmp_path, "topka", [3.0, 2.5], diverged=True))
+    rows = {row["recipe"]: row for row in _rows(plan, "loopback", tmp_path, results)}
+    assert rows["dense"]["test_loss"] == 2.0
+    assert rows["dense"]["diverged"] == 0
+    for name in ("fp16", "topka"):
+        assert rows[name]["diverged"] == 1
+        assert not {"test_loss", "seconds_to_target"} & rows[name].keys()
+    draw_race(tmp_path / "race.png", list(rows.values()))
+    results[1]["diverged"] = True
+    with pytest.raises(InputError, match="dense went astray, so there is no target: lower --lr"):
+        _rows(plan, "loopback", tmp_path, results)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +200,24 @@ def test_break_even_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
     assert main(["bench", "break-even", str(file), "--step-ms", "0", "200"]) == 0
     assert "beats every peer" in capsys.readouterr().out
+    assert main(["bench", "break-even", str(file), "--step-ms", "nan"]) == 2
+    assert "a step must compute for 0 ms or longer, got nan ms" in capsys.readouterr().err
+    elsewhere = [{**row, "ranks": 8} for row in results if row["recipe"] == "oktopk"]
+    file.write_text(json.dumps({"environment": {}, "results": [*results, *elsewhere]}))
+    assert main(["bench", "break-even", str(file)]) == 2
+    assert "needs dense exchanges" in capsys.readouterr().err
     file.write_text(json.dumps({"environment": {}, "results": results[:1]}))
     assert main(["bench", "break-even", str(file)]) == 2
     assert "needs dense exchanges, and recipes, on two networks" in capsys.readouterr().err
     assert main(["bench", "break-even", str(tmp_path / "none.json")]) == 2
     assert "is not what bench reduce --network … --json prints" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bench", "reduce", "--plot", "/nowhere/steps.png"]) == 2
+    assert "cannot write to /nowhere/steps.png: there is no folder /nowhere" in capsys.readouterr().err
 
 
 def test_times_are_drawn(tmp_path: Path) -> None:

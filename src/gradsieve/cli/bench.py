@@ -2,92 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gradsieve.cli.console import measuring, stdout
+from gradsieve.cli.console import measuring
+from gradsieve.cli.measures import (
+    LIMITED_LINKS,
+    density_option,
+    json_option,
+    network_option,
+    numel_option,
+    peer_options,
+    raced_peers,
+    ranks_option,
+    repeats_option,
+    show,
+    values_option,
+)
 from gradsieve.cli.race import break_even, train
-from gradsieve.cli.values import ManyValues, count, counts, densities, density
+from gradsieve.cli.values import ManyValues, count, counts, density
 from gradsieve.errors import InputError
-
-if TYPE_CHECKING:
-    from gradsieve.lab.bench.report import Column, Report
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 SELECT_NUMELS = (1_000_000, 4_000_000, 14_700_000, 66_000_000)
 REDUCE_NUMELS = (14_700_000,)
-DENSITIES = (0.01,)
-
-
-def numel_option(default: Sequence[int]) -> Callable[[F], F]:
-    """How long the gradients are."""
-    text = "Length of the gradient; several values are measured one after the other; 14.7M is fine."
-    return click.option(
-        "--numel",
-        "numels",
-        multiple=True,
-        type=str,
-        callback=counts,
-        default=default,
-        show_default=True,
-        metavar="N ...",
-        help=text,
-    )
-
-
-def density_option() -> Callable[[F], F]:
-    """Which share of the entries is sent."""
-    text = "Share of the entries that is sent."
-    return click.option(
-        "--density",
-        "densities",
-        multiple=True,
-        type=str,
-        callback=densities,
-        default=DENSITIES,
-        show_default=True,
-        metavar="D ...",
-        help=text,
-    )
-
-
-def ranks_option(default: Sequence[int]) -> Callable[[F], F]:
-    """How many workers."""
-    return click.option(
-        "--ranks",
-        "--hosts",
-        "ranks",
-        multiple=True,
-        type=str,
-        callback=counts,
-        default=default,
-        show_default=True,
-        metavar="P ...",
-        help="Workers.",
-    )
-
-
-def repeats_option(default: int) -> Callable[[F], F]:
-    """How many steps the median is taken over."""
-    return click.option(
-        "--repeats",
-        type=str,
-        callback=count,
-        default=default,
-        show_default=True,
-        metavar="R",
-        help="Timed steps of each.",
-    )
-
-
-def json_option() -> Callable[[F], F]:
-    """The same form for all."""
-    text = "Print one JSON object: environment and results."
-    return click.option("--json", "as_json", is_flag=True, help=text)
 
 
 @click.group()
@@ -134,21 +73,10 @@ def select(
 
 @bench.command(cls=ManyValues)
 @click.option("--recipe", "recipes", multiple=True, metavar="NAME ...", help="Recipes; all if none is named.")
-@click.option(
-    "--network",
-    "networks",
-    multiple=True,
-    metavar="RATE ...",
-    help="Limited links, a host for each rank: 100mbit, unlimited, 1gbit+5ms, … (Linux, root).  [default: loopback]",
-)
-@click.option(
-    "--peer", "peers", multiple=True, metavar="NAME ...", help="DDP and its hooks; all in a network, else none."
-)
-@click.option("--no-peers", is_flag=True, help="Recipes only.")
+@network_option(LIMITED_LINKS)
+@peer_options
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the times to this PNG file.")
-@click.option(
-    "--values", multiple=True, default=("exact",), show_default=True, metavar="CODE ...", help="How values are written."
-)
+@values_option()
 @ranks_option((4,))
 @numel_option(REDUCE_NUMELS)
 @density_option()
@@ -171,23 +99,26 @@ def reduce(
 
     Over loopback, or with --network in hosts of their own on limited links, one network after the other.
     """
-    if peers and no_peers:
-        raise InputError("--peer and --no-peers exclude each other")
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise InputError(f"cannot write to {plot}: there is no folder {plot.parent}")
+    from gradsieve.lab.bench.picture import draw_steps
     from gradsieve.lab.bench.reduce import COLUMNS, ReducePlan, bench_reduce
     from gradsieve.lab.bench.site import LOOPBACK
     from gradsieve.lab.interrupts import termination_unwinds
-    from gradsieve.lab.peers import PEERS
     from gradsieve.recipes import RECIPES
 
-    raced = peers or (list(PEERS) if networks and not no_peers else [])
+    raced = raced_peers(peers, no_peers, networks)
     plan = ReducePlan(
         recipes or list(RECIPES), numels, densities, ranks, repeats, networks or (LOOPBACK,), raced, values
     )
     with termination_unwinds(), measuring() as progress:
         report = bench_reduce(plan, progress)
-    if plot is not None:
-        draw(plot, report.results)
     show(report, "From gradient to written-back mean", COLUMNS, as_json)
+    if plot is not None:
+        try:
+            draw_steps(plot, report.results)
+        except OSError as error:
+            raise InputError(f"cannot write to {plot}: {error.strerror}") from None
 
 
 @bench.command(cls=ManyValues)
@@ -200,12 +131,8 @@ def reduce(
     metavar="CODE ...",
     help="How indices are written: auto, plain, bitmap, blocks, gaps.",
 )
-@click.option(
-    "--network",
-    "networks",
-    multiple=True,
-    metavar="RATE ...",
-    help="Count by the interfaces of a limited network too: 1gbit, … (Linux, root).  [default: ranks as threads]",
+@network_option(
+    "Count by the interfaces of a limited network too: 1gbit, … (Linux, root).  [default: ranks as threads]"
 )
 @ranks_option((4, 8))
 @click.option(
@@ -255,13 +182,7 @@ def wire(
     metavar="MB ...",
     help="Sizes of groups, besides one for all.",
 )
-@click.option(
-    "--network",
-    "networks",
-    multiple=True,
-    metavar="RATE ...",
-    help="Limited links, a host for each rank: 100mbit, 1gbit, … (Linux, root).  [default: loopback]",
-)
+@network_option(LIMITED_LINKS)
 @click.option("--ranks", "--hosts", "ranks", type=int, default=2, show_default=True, metavar="P", help="Workers.")
 @click.option("--width", type=int, default=64, show_default=True, metavar="W", help="Of the VGG-16; 64 is the paper's.")
 @click.option("--batch", type=int, default=2, show_default=True, metavar="B", help="Images a worker and step.")
@@ -292,23 +213,3 @@ def overlap(
 
 bench.add_command(train)
 bench.add_command(break_even)
-
-
-def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A picture of the steps; what cannot be written is said after the measuring, which is not lost."""
-    from gradsieve.lab.bench.picture import draw_steps
-
-    try:
-        draw_steps(path, rows)
-    except OSError as error:
-        click.echo(f"gradsieve: cannot write to {path}: {error.strerror}", err=True)
-
-
-def show(report: Report, title: str, columns: Sequence[Column], as_json: bool) -> None:
-    """To stdout, as a table or as JSON."""
-    from gradsieve.lab.bench.report import table
-
-    if as_json:
-        click.echo(report.to_json())
-    else:
-        stdout().print(table(report, title, columns))

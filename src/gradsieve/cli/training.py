@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def run_options(command: F) -> F:
-    """What to train, for how long, how closely to look."""
-    options = (
+def workload_options(command: F) -> F:
+    """What to train, on what, and how much is sent."""
+    return _with(
+        command,
         click.option("--preset", default="default", show_default=True, help="Named settings: default, paper, …"),
         click.option("--source", help="Source of data (gradsieve data list).  [default: the preset's]"),
         click.option("--data", type=click.Path(), help="Folder of your data, where the source is what you have."),
@@ -28,19 +29,30 @@ def run_options(command: F) -> F:
         click.option("--dense-steps", type=click.IntRange(min=0), default=0, help="Send everything at first."),
         click.option("--group-mb", type=str, callback=group_size, default="25", show_default=True,
                      help="Most that is exchanged as one; none is the whole model."),
-        click.option("--workers", type=str, callback=count,
-                     help="Local worker processes; under torchrun, Slurm or MPI their number holds.  [default: 4]"),
-        click.option("--epochs", type=str, callback=positive, help="How long.  [default: the preset's]"),
-        click.option("--steps", type=str, callback=count, help="How long, instead of epochs."),
         click.option("--batch", type=str, callback=count, help="Samples a worker and step.  [default: the preset's]"),
         click.option("--lr", "rate", type=str, callback=positive, help="Base rate.  [default: the preset's]"),
         click.option("--train-samples", type=str, callback=count, help="Use the first so many only."),
         click.option("--test-samples", type=str, callback=count, help="Use the first so many only."),
+    )  # fmt: skip
+
+
+def run_options(command: F) -> F:
+    """What to train, for how long, how closely to look."""
+    return _with(
+        command,
+        workload_options,
+        click.option("--workers", type=str, callback=count,
+                     help="Local worker processes; under torchrun, Slurm or MPI their number holds.  [default: 4]"),
+        click.option("--epochs", type=str, callback=positive, help="How long.  [default: the preset's]"),
+        click.option("--steps", type=str, callback=count, help="How long, instead of epochs."),
         click.option("--log-every", type=str, callback=count, help="Steps between rows of metrics.  [default: 1 %]"),
         click.option("--evaluate-every", type=str, callback=count, help="Steps between tests.  [default: 1/15]"),
         click.option("--timeout", type=str, callback=positive, help="Seconds to wait for a peer.  [default: 300]"),
         click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout; also where it is no terminal."),
     )  # fmt: skip
+
+
+def _with(command: F, *options: Callable[[F], F]) -> F:
     for option in reversed(options):
         command = option(command)
     return command

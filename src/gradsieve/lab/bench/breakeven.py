@@ -8,6 +8,7 @@ computes for t seconds hides up to two thirds of t, the share of backward, behin
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,14 @@ import numpy as np
 
 from gradsieve.errors import InputError
 from gradsieve.lab.bench.picture import name_of
-from gradsieve.lab.bench.report import Column, Report, Row, thousands
+from gradsieve.lab.bench.report import BACKEND, Column, Report, Row, thousands
 from gradsieve.lab.network.rate import Rate
 from gradsieve.lab.network.topology import split_profile
 
 HIDING_SHARE = 2 / 3
 RATES = np.geomspace(1e6, 100e9, 2001)  # bits a second
+CELL = ("numel", "density", "ranks")  # what is measured together, on each network
 AHEAD = 1.02  # times faster, to count as faster
-DENSE = "gloo all_reduce"
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -50,23 +51,26 @@ class Line:
     name: str
     peer: bool
     fixed_seconds: float
-    seconds_of_bytes: float  # times bits a second: the bits that count
+    bits: float  # as many as would take so long on a link that is filled
     filling: float  # share of a link's rate that is reached; 1 where no network was slow enough to tell
 
-    def exposed(self, step_seconds: float) -> Array:
+    def steps(self, step_seconds: float) -> Array:
         """What a step that computes so long takes, at all rates."""
-        exchange = self.fixed_seconds + self.seconds_of_bytes / RATES
+        exchange = self.fixed_seconds + self.bits / RATES
         return np.asarray(step_seconds + np.maximum(0.0, exchange - HIDING_SHARE * step_seconds))
 
 
 def break_even(results: Sequence[Row], environment: dict[str, Any], steps: Sequence[float]) -> Report:
     """A row for each recipe, each combination that was measured, and each time of computing."""
+    for step_seconds in steps:
+        if not 0 <= step_seconds < math.inf:
+            raise InputError(f"a step must compute for 0 ms or longer, got {step_seconds * 1e3:g} ms")
     rows: list[Row] = []
-    for condition in dict.fromkeys((row["numel"], row["density"], row["ranks"]) for row in results):
-        alike = [row for row in results if (row["numel"], row["density"], row["ranks"]) == condition]
+    for condition in dict.fromkeys(map(_condition, results)):
+        alike = [row for row in results if _condition(row) == condition]
         lines = [_fitted([row for row in alike if name_of(row) == name]) for name in dict.fromkeys(map(name_of, alike))]
         for step_seconds in steps:
-            rows += _compared(lines, step_seconds, dict(zip(("numel", "density", "ranks"), condition, strict=True)))
+            rows += _compared(lines, step_seconds, dict(zip(CELL, condition, strict=True)))
     return Report(environment, rows)
 
 
@@ -75,11 +79,18 @@ def read_report(path: Path) -> tuple[list[Row], dict[str, Any]]:
     try:
         content = json.loads(path.read_text())
         results = [row for row in content["results"] if "interface_bytes_received_per_rank" in row]
+        networks = {row["network"] for row in results}
+        dense = {_condition(row) for row in results if row["recipe"] == BACKEND}
+        environment = dict(content["environment"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not what bench reduce --network … --json prints ({error})") from None
-    if len({row["network"] for row in results}) < 2 or not any(row["recipe"] == DENSE for row in results):
+        raise InputError(f"{path} is not what bench reduce --network … --json prints ({error!r})") from None
+    if len(networks) < 2 or dense != set(map(_condition, results)):
         raise InputError(f"{path} needs dense exchanges, and recipes, on two networks at least")
-    return results, content["environment"]
+    return results, environment
+
+
+def _condition(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in CELL)
 
 
 def range_text(rates: Sequence[float] | None) -> str:
@@ -114,7 +125,7 @@ def _rate(row: Row) -> int | None:
 
 
 def _compared(lines: Sequence[Line], step_seconds: float, condition: Row) -> list[Row]:
-    times = {line.name: line.exposed(step_seconds) for line in lines}
+    times = {line.name: line.steps(step_seconds) for line in lines}
     peers = {line.name: times[line.name] for line in lines if line.peer}
     rows = []
     for line in lines:
@@ -124,7 +135,7 @@ def _compared(lines: Sequence[Line], step_seconds: float, condition: Row) -> lis
                 "recipe": line.name,
                 **condition,
                 "step_seconds": step_seconds,
-                "over_dense": _range(times[line.name], times[DENSE]),
+                "over_dense": _range(times[line.name], times[BACKEND]),
                 "over_peers": over_peers,
                 **_winners(peers, over_peers),
                 "fixed_seconds": line.fixed_seconds,

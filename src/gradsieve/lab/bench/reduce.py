@@ -23,6 +23,7 @@ from gradsieve.lab.bench.gradients import POOL, Gradients
 from gradsieve.lab.bench.meter import Exchanged, Meter
 from gradsieve.lab.bench.peers import PeerContender
 from gradsieve.lab.bench.report import (
+    BACKEND,
     Column,
     Report,
     Row,
@@ -41,7 +42,6 @@ from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import RECIPES, Recipe, recipe
 from gradsieve.wire import Codec
 
-BACKEND = "gloo all_reduce"
 DENSE_WARMUP_STEPS = 2
 
 COLUMNS = (

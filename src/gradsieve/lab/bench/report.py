@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """`method` or `recipe`; `numel density ranks threads repeats`; `seconds`, the median; and what else was measured."""
 
+BACKEND = "gloo all_reduce"  # the row that `speedup_over_dense` refers to, where exchanges are measured
 CONDITIONS = ("network", "numel", "density", "ranks", "threads")
 PACKAGES = ("torch", "numpy", "numba")
 

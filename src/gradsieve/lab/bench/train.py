@@ -35,6 +35,7 @@ COLUMNS = (
     Column("numel", "numel", thousands),
     Column("seconds", "step", milliseconds),
     Column("speedup_over_dense", "dense /", times),
+    Column("diverged", "diverged"),
     Column("test_loss", "test loss", lambda value: f"{value:.4f}"),
     Column("test_loss_deviation", "±", lambda value: f"{value:.2g}"),
     Column("seconds_to_target", "to the target", lambda value: f"{value:.1f} s"),
@@ -104,8 +105,10 @@ def _rows(plan: TrainPlan, network: str, folder: Path, results: Sequence[Row]) -
     curves = {
         exchange: [_tests(folder / run_name(exchange, seed)) for seed in plan.seeds] for exchange in plan.exchanges
     }
-    metric = _loss_of(curves[plan.exchanges[0]][0])
     dense = next(exchange for exchange in plan.exchanges if exchange.recipe == DENSE)
+    if any(result["diverged"] for result in results if result["recipe"] == dense.label):
+        raise InputError(f"dense went astray, so there is no target: lower --lr (its runs are in {folder})")
+    metric = _loss_of(curves[dense][0])
     target = (1 + plan.margin) * statistics.fmean(tests[-1][metric] for tests in curves[dense])
     reference = _measured(dense, results, curves[dense], metric, target)
     rows: list[Row] = []
@@ -135,7 +138,7 @@ def _measured(
 ) -> Row:
     """One exchange over all seeds."""
     own = [result for result in results if result["recipe"] == exchange.label]
-    losses = [rows[-1][metric] for rows in tests]
+    losses = [rows[-1][metric] for rows, result in zip(tests, own, strict=True) if not result["diverged"]]
     reached = [_seconds_to(rows, metric, target) for rows in tests]
     known = [seconds for seconds in reached if seconds is not None]
     interface = [result["interface_bytes_per_step"] for result in own if result["interface_bytes_per_step"] is not None]
@@ -145,12 +148,14 @@ def _measured(
         "seconds": statistics.median(result["step_seconds"] for result in own),
         "exchange_seconds": statistics.median(result["phase_seconds"]["exchange"] for result in own),
         "bytes_received_per_rank": statistics.fmean(result["bytes_received_per_step"] for result in own),
-        "test_loss": statistics.fmean(losses),
-        "test_loss_deviation": statistics.stdev(losses) if len(losses) > 1 else 0.0,
+        "diverged": sum(result["diverged"] for result in own),
         "raw_seconds": [result["step_seconds"] for result in own],
         "raw_seconds_to_target": reached,
         "curves": [[[row["step"], row["seconds"], row[metric]] for row in rows] for rows in tests],
     }
+    if losses:
+        row["test_loss"] = statistics.fmean(losses)
+        row["test_loss_deviation"] = statistics.stdev(losses) if len(losses) > 1 else 0.0
     if len(known) == len(reached):
         row["seconds_to_target"] = statistics.fmean(known)
     if interface:
@@ -159,10 +164,7 @@ def _measured(
 
 
 def _tests(run: Path) -> list[Row]:
-    rows = [row for row in read_rows(run / METRICS) if row["event"] == "test"]
-    if not rows:
-        raise InputError(f"the run in {run} went astray before its first test: lower --rate")
-    return rows
+    return [row for row in read_rows(run / METRICS) if row["event"] == "test"]
 
 
 def _loss_of(rows: Sequence[Row]) -> str:

@@ -90,7 +90,7 @@ class Course:
             "workload": self.plan.workload,
             "recipe": self.plan.exchange.label,
             "seed": self.plan.seed,
-            "parameters": sum(parameter.numel() for parameter in self.replica.bare.parameters()),
+            "parameters": self.replica.num_parameters,
             "steps": self.replica.step,
             "diverged": self.diverged,
             "train_loss": self.losses[-1] if self.losses else None,
@@ -115,7 +115,7 @@ class Course:
         replica, exchange = self.replica, self.plan.exchange
         return {
             "workers": replica.size,
-            "parameters": sum(parameter.numel() for parameter in replica.bare.parameters()),
+            "parameters": replica.num_parameters,
             "train_samples": len(self.task.train),
             "test_samples": len(self.task.test),
             "total_steps": self.pace.total,

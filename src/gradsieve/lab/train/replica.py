@@ -78,6 +78,11 @@ class Replica:
         self._carry: Any = None
         self._chance = torch.Generator().manual_seed(mixed_seed(plan.seed, self.rank)).get_state()
 
+    @property
+    def num_parameters(self) -> int:
+        """Of the model."""
+        return sum(parameter.numel() for parameter in self.bare.parameters())
+
     def advance(self, steps: int) -> Interval:
         """Train for some steps."""
         interval = Interval()
@@ -94,7 +99,7 @@ class Replica:
         """The scores of the test data, shared by all ranks, the same on all."""
         # Running means differ between ranks within a step; rank 0's are the ones that training goes on with.
         _share_first(list(self.bare.buffers()))
-        with self.peer.averaged() if self.peer else contextlib.nullcontext():
+        with self._common_parameters():
             sums = self.task.measure(self.bare, self.rank, self.size)
         dist.all_reduce(sums)
         return self.task.scores(sums)
@@ -102,7 +107,7 @@ class Replica:
     def digest(self) -> str:
         """Of all parameters, bit for bit; all ranks call it together."""
         digest = hashlib.sha256()
-        with self.peer.averaged() if self.peer else contextlib.nullcontext():
+        with self._common_parameters():
             for parameter in self.bare.parameters():
                 digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
@@ -141,6 +146,10 @@ class Replica:
         if self.sieve is not None:
             dist.barrier()
             self.sieve.close()
+
+    def _common_parameters(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, all ranks have the same ones; a peer's need not be."""
+        return self.peer.averaged() if self.peer else contextlib.nullcontext()
 
     def _attached(self) -> Sieve | None:
         if self.peer is not None:

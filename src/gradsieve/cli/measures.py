@@ -1,0 +1,136 @@
+"""What the commands of `gradsieve bench` share: options, and the one form of their output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gradsieve.cli.console import stdout
+from gradsieve.cli.values import count, counts, densities
+from gradsieve.errors import InputError
+
+if TYPE_CHECKING:
+    from gradsieve.lab.bench.report import Column, Report
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DENSITIES = (0.01,)
+
+
+def numel_option(default: Sequence[int]) -> Callable[[F], F]:
+    """How long the gradients are."""
+    text = "Length of the gradient; several values are measured one after the other; 14.7M is fine."
+    return click.option(
+        "--numel",
+        "numels",
+        multiple=True,
+        type=str,
+        callback=counts,
+        default=default,
+        show_default=True,
+        metavar="N ...",
+        help=text,
+    )
+
+
+def density_option() -> Callable[[F], F]:
+    """Which share of the entries is sent."""
+    text = "Share of the entries that is sent."
+    return click.option(
+        "--density",
+        "densities",
+        multiple=True,
+        type=str,
+        callback=densities,
+        default=DENSITIES,
+        show_default=True,
+        metavar="D ...",
+        help=text,
+    )
+
+
+def ranks_option(default: Sequence[int]) -> Callable[[F], F]:
+    """How many workers."""
+    return click.option(
+        "--ranks",
+        "--hosts",
+        "ranks",
+        multiple=True,
+        type=str,
+        callback=counts,
+        default=default,
+        show_default=True,
+        metavar="P ...",
+        help="Workers.",
+    )
+
+
+def repeats_option(default: int) -> Callable[[F], F]:
+    """How many steps the median is taken over."""
+    return click.option(
+        "--repeats",
+        type=str,
+        callback=count,
+        default=default,
+        show_default=True,
+        metavar="R",
+        help="Timed steps of each.",
+    )
+
+
+def json_option() -> Callable[[F], F]:
+    """The same form for all."""
+    text = "Print one JSON object: environment and results."
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def network_option(text: str) -> Callable[[F], F]:
+    """Where the ranks are."""
+    return click.option("--network", "networks", multiple=True, metavar="RATE ...", help=text)
+
+
+LIMITED_LINKS = (
+    "Limited links, a host for each rank: 100mbit, unlimited, 1gbit+5ms, … (Linux, root).  [default: loopback]"
+)
+
+
+def values_option() -> Callable[[F], F]:
+    """Codes of values."""
+    return click.option(
+        "--values",
+        multiple=True,
+        default=("exact",),
+        show_default=True,
+        metavar="CODE ...",
+        help="How values are written.",
+    )
+
+
+def peer_options(command: F) -> F:
+    """Whom to race."""
+    text = "DDP and its hooks; all in a network, else none."
+    command = click.option("--no-peers", is_flag=True, help="Recipes only.")(command)
+    return click.option("--peer", "peers", multiple=True, metavar="NAME ...", help=text)(command)
+
+
+def raced_peers(peers: Sequence[str], no_peers: bool, networks: Sequence[str]) -> list[str]:
+    """Those that were named; or all, in a network and unless told otherwise."""
+    from gradsieve.lab.peers import PEERS
+
+    if peers and no_peers:
+        raise InputError("--peer and --no-peers exclude each other")
+    for name in peers:
+        PEERS[name]
+    return list(peers) or (list(PEERS) if networks and not no_peers else [])
+
+
+def show(report: Report, title: str, columns: Sequence[Column], as_json: bool) -> None:
+    """To stdout, as a table or as JSON."""
+    from gradsieve.lab.bench.report import table
+
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        stdout().print(table(report, title, columns))
