@@ -224,3 +224,10 @@ def test_times_are_drawn(tmp_path: Path) -> None:
     rows = measured("gloo all_reduce", True, 6e6, 0.010, raw_seconds=[0.01, 0.02, 0.03])
     draw_steps(tmp_path / "steps.png", rows + measured("oktopk", False, 6e4, 0.020, raw_seconds=[0.02]))
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_dense_is_ddp_as_it_comes() -> None:
+    """A number of its own, even DDP's usual one, would take away the small first bucket, which overlaps soonest."""
+    dense = Exchange("dense").peer
+    assert dense is not None
+    assert (dense.bucket_mb, dense.make_hook) == (None, None)

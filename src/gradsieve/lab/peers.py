@@ -24,7 +24,6 @@ GRACE_DENSITY = 0.01
 LOCAL_STEPS = 4  # as in the documentation of torch's averager
 EARLIEST_START = 2  # PowerSGD's: DDP cuts its buckets anew after the first step
 WHOLE_MODEL_MB = 100_000
-DEFAULT_BUCKET_MB = 25
 
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 MakeHook = Callable[[int], tuple[Any, Hook]]
@@ -60,7 +59,7 @@ class Peer:
 
     description: str
     make_hook: MakeHook | None = None  # None: DDP's own dense all_reduce
-    bucket_mb: int = DEFAULT_BUCKET_MB
+    bucket_mb: int | None = None  # None is as DDP has it: 25, but 1 for the first, which any number would change
     begins_late: bool = False  # whether a run should exchange as DDP does at first
     local_steps: int = 1  # between two averagings of the model, if gradients are not exchanged at all
     bytes_received: CountBytes = dense_bytes
