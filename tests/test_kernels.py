@@ -144,6 +144,17 @@ def test_sum_runs_keeps_sums_that_cancel_since_they_were_delivered() -> None:
     assert (indices.tolist(), values.tolist()) == ([4], [0.0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sum_runs_where_some_stretches_have_one_run_only(dtype: torch.dtype) -> None:
+    """As what is rounded away: one run from everywhere, one from a single region; and runs that do not meet at all."""
+    everywhere = torch.arange(0, 40_000, 7, dtype=torch.int32)
+    region = torch.arange(9_000, 17_000, 5, dtype=torch.int32)
+    beyond = torch.arange(50_000, 60_000, 3, dtype=torch.int32)
+    runs = [(indices, torch.randn(indices.numel(), dtype=dtype)) for indices in (region, everywhere, beyond)]
+    for found, expected in zip(cpu.sum_runs(runs), reference.sum_runs(runs), strict=True):
+        assert_same(found, expected)
+
+
 def test_sum_runs_does_not_spread_a_nan() -> None:
     a = torch.tensor([1, 5], dtype=torch.int32), torch.tensor([torch.nan, 1.0])
     b = torch.tensor([2, 5], dtype=torch.int32), torch.tensor([1.0, torch.inf])
