@@ -89,6 +89,21 @@ def test_a_nan_on_one_rank_skips_the_step_on_all(name: str) -> None:
     run_ranks(4, rank)
 
 
+def test_settling_by_what_is_known_to_be_gone_is_settling_by_all_entries() -> None:
+    numel = gradient(0, 0).numel()
+    places = torch.arange(0, numel, 3)
+    outcomes = []
+    for known in (True, False):
+        feedback, out = Residual(), Pieces([gradient(0, 0)])
+        accumulated, _ = feedback.accumulate(out, out, feedback.init(out), None, 0)
+        sent = SparseVector(places, accumulated[places], numel)
+        kept = sent.without(SparseVector(places[::2].contiguous(), torch.ones(places[::2].numel()), numel))
+        leftover = kept if known else SparseVector(kept.indices, kept.values, numel)
+        outcomes.append(feedback.settle(accumulated, out, sent, leftover, feedback.init(out)).residual)
+    assert torch.equal(*outcomes)
+    assert not torch.equal(outcomes[0], gradient(0, 0))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gradients_leave_a_float32_residual(dtype: torch.dtype) -> None:
     """A thousand small gradients in one coordinate must not be rounded away one by one."""

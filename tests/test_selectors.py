@@ -89,22 +89,36 @@ def test_threshold_reuses_what_it_evaluated() -> None:
     x = torch.randn(10_000, generator=seeded())
     local, state = selector(x, 100, selector.init(x.numel()))
     assert local.nnz == 100
-    assert state == ThresholdState(1, float(local.values.abs().min()))
+    assert state == ThresholdState(1, float(local.values.abs().min()), reached=100)
     again = torch.randn(10_000, generator=seeded(5))
-    local, after = selector(again, 100, state)
+    local, _ = selector(again, 100, state)
     assert torch.equal(local.indices, (again.abs() >= state.threshold).nonzero().flatten().int())
-    assert after == ThresholdState(2, state.threshold)
 
 
 def test_threshold_is_evaluated_every_period() -> None:
     selector = Threshold(period=3)
-    state = selector.init(10_000)
-    thresholds = []
+    state = selector.init(100_000)
+    exact = []
     for step in range(7):
-        _, state = selector(torch.randn(10_000, generator=seeded(step)), 100, state)
-        thresholds.append(state.threshold)
-    assert thresholds[0] == thresholds[1] == thresholds[2] != thresholds[3]
-    assert thresholds[3] == thresholds[5] != thresholds[6]
+        x = torch.randn(100_000, generator=seeded(step))
+        local, state = selector(x, 1000, state)
+        exact.append(torch.equal(local.indices, pick(Exact(), x, 1000).indices))
+    assert exact == [True, False, False, True, False, False, True]
+
+
+def test_threshold_meets_k_while_residuals_grow() -> None:
+    """What is picked and not delivered comes again: a threshold that stood still let a third more through soon."""
+    selector, k = Threshold(), 1000
+    state, residual = selector.init(100_000), torch.zeros(100_000)
+    counts = []
+    for step in range(100):
+        residual += torch.randn(100_000, generator=seeded(step))
+        if step % 32:
+            counts.append(int((residual.abs() >= selector.floor(state)).sum()) / k)
+        local, state = selector(residual, k, state)
+        residual[local.indices[torch.rand(local.nnz, generator=seeded(step)) < 0.3]] = 0
+    assert 0.97 < sum(counts[20:]) / len(counts[20:]) < 1.03
+    assert 0.85 < min(counts[20:]) <= max(counts[20:]) < 1.15
 
 
 @pytest.mark.parametrize("factor", [100.0, 0.01])

@@ -87,6 +87,16 @@ def test_without_leaves_what_the_other_does_not_have() -> None:
     assert v.without(SparseVector.full(torch.ones(10))).nnz == 0
 
 
+def test_a_part_knows_what_it_lacks_of_its_whole_only() -> None:
+    whole = vector({0: 1.0, 4: 2.0, 9: 3.0})
+    part = whole.without(vector({4: 7.0, 5: 1.0}))
+    lacking = part.lacks_of(whole)
+    assert lacking is not None
+    assert lacking.tolist() == [4]
+    assert part.lacks_of(vector({0: 1.0, 4: 2.0, 9: 3.0})) is None
+    assert vector({0: 1.0}).lacks_of(whole) is None
+
+
 def test_add_refuses_nothing_and_different_lengths() -> None:
     with pytest.raises(InputError, match="at least one vector, got none"):
         add([])

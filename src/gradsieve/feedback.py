@@ -250,6 +250,8 @@ def _add_part(
 def _take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
     if sent.is_full and leftover.nnz == 0:
         accumulated.zero_()
+    elif (delivered := leftover.lacks_of(sent)) is not None:
+        kernels(accumulated).clear_(accumulated, delivered)
     else:
         kernels(accumulated).settle_(accumulated, sent.entries, leftover.entries)
 

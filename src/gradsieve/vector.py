@@ -27,6 +27,7 @@ class SparseVector:
     _indices: Tensor | None
     values: Tensor
     numel: int
+    _part_of: tuple[SparseVector, Tensor] | None = None  # a vector, and its indices that were left out
 
     def __init__(self, indices: Tensor, values: Tensor, numel: int) -> None:
         checked = _checked(indices, values, numel)
@@ -128,7 +129,16 @@ class SparseVector:
         """The entries at indices that `other` does not have."""
         if other.is_full:
             return SparseVector.empty(self.numel, self.values)
-        return SparseVector.trusted(kernels(self.values).exclude(self.entries, other.indices), self.numel)
+        entries, rest = kernels(self.values).exclude(self.entries, other.indices)
+        kept = SparseVector.trusted(entries, self.numel)
+        object.__setattr__(kept, "_part_of", (self, rest))
+        return kept
+
+    def lacks_of(self, whole: SparseVector) -> Tensor | None:
+        """The indices `whole` has besides, if this vector is known to be `whole` without them; None if it is not."""
+        if self._part_of is not None and self._part_of[0] is whole:
+            return self._part_of[1]
+        return None
 
     def beyond(self, seen: SparseVector) -> SparseVector:
         """What this vector has more than `seen`, which is it or a rounded copy of it."""

@@ -114,11 +114,12 @@ def above(entries: Entries, floor: float) -> Entries:
     return out[0][:found], out[1][:found]
 
 
-def exclude(entries: Entries, other: Tensor) -> Entries:
+def exclude(entries: Entries, other: Tensor) -> tuple[Entries, Tensor]:
     """See `reference.exclude`."""
-    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
-    found = sorted_runs.exclude(*_arrays(*entries), other.numpy(), *_arrays(*out))
-    return out[0][:found], out[1][:found]
+    numel = entries[0].numel()
+    out, rest = _empty_like(*entries, numel + 1), torch.empty_like(entries[0])  # the loop writes before it knows
+    found = sorted_runs.exclude(*_arrays(*entries), other.numpy(), *_arrays(*out), rest.numpy())
+    return (out[0][:found], out[1][:found]), rest[: numel - found]
 
 
 def beyond(entries: Entries, seen: Tensor) -> Entries:
@@ -155,6 +156,11 @@ def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
 def put_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """See `reference.put_`."""
     loops.put(out.numpy(), *_arrays(indices, values.to(out.dtype)))
+
+
+def clear_(out: Tensor, indices: Tensor) -> None:
+    """See `reference.clear_`."""
+    loops.clear(out.numpy(), indices.numpy())
 
 
 def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:

@@ -211,6 +211,13 @@ def put(out: Any, indices: Any, values: Any) -> None:
 
 
 @_compiled
+def clear(out: Any, indices: Any) -> None:
+    """Zeros at the given indices."""
+    for j in range(indices.size):
+        out[uint64(indices[j])] = 0
+
+
+@_compiled
 def settle(accumulated: Any, sent: Any, sent_values: Any, indices: Any, values: Any) -> None:
     """Take off what was sent and add back what was not delivered; places where that is the same are not touched."""
     j = 0

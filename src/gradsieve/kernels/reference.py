@@ -92,10 +92,10 @@ def above(entries: Entries, floor: float) -> Entries:
     return entries[0][positions], values
 
 
-def exclude(entries: Entries, other: Tensor) -> Entries:
-    """The entries whose index is not in the sorted `other`."""
+def exclude(entries: Entries, other: Tensor) -> tuple[Entries, Tensor]:
+    """The entries whose index is not in the sorted `other`, and the indices of those whose is."""
     kept = ~torch.isin(entries[0], other, assume_unique=True)
-    return entries[0][kept], entries[1][kept]
+    return (entries[0][kept], entries[1][kept]), entries[0][~kept]
 
 
 def beyond(entries: Entries, seen: Tensor) -> Entries:
@@ -131,6 +131,11 @@ def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
 def put_(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """`out` becomes the given values at the given indices."""
     out[indices] = values.to(out.dtype)
+
+
+def clear_(out: Tensor, indices: Tensor) -> None:
+    """`out` becomes zero at the given indices."""
+    out[indices] = 0
 
 
 def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:

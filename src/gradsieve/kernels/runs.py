@@ -111,8 +111,11 @@ def _only_run(indices: Any, positions: Any, bounds: Any, stop: Any) -> Any:
 
 
 @_compiled
-def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values: Any) -> Any:
-    """The entries whose index is not in the sorted `other`; room for one more, since it writes before it knows."""
+def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values: Any, rest: Any) -> Any:
+    """The entries whose index is not in the sorted `other`, and the indices of the rest.
+
+    Room for one more entry, since it writes before it knows.
+    """
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
     found, i, j = uint64(0), uint64(0), uint64(0)
     size = uint64(indices.size)
@@ -123,6 +126,7 @@ def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values:
         while i < size and indices[i] < start + WINDOW_ENTRIES:
             out_indices[found] = indices[i]
             out_values[found] = values[i]
+            rest[i - found] = indices[i]
             found += _ONE - _is_marked(touched, uint64(np.int64(indices[i]) - start))
             i += _ONE
         touched[:] = 0

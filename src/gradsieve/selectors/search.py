@@ -13,7 +13,7 @@ from gradsieve.kernels import Entries, kernels
 
 SAMPLE_ENTRIES = 1 << 16
 SAMPLED_CANDIDATES = 1 << 12  # enough to meet k within a percent
-TRIM_FROM = 1.02  # times k; with fewer candidates there is too little to gain
+TRIM_FROM = 1.05  # times k; with fewer candidates there is too little to gain
 GUESS_DEVIATIONS = 4.0  # how far below the estimate the floor is put; more lets fewer guesses fail, but collects more
 
 
@@ -27,15 +27,21 @@ def sampled_floor(x: Tensor, k: int) -> float:
     return kernels(picked).kth_magnitude(picked, rank)
 
 
+def reached_by(values: Tensor, count: float) -> float:
+    """About the magnitude that so many of these values reach, from a sample of them; the least one if it is all."""
+    fast = kernels(values)
+    if count >= values.numel():
+        return fast.least_magnitude(values)
+    picked = fast.sample(values, SAMPLED_CANDIDATES)
+    return fast.kth_magnitude(picked, max(1, round(count * picked.numel() / values.numel())))
+
+
 def trimmed(entries: Entries, k: int) -> Entries:
-    """About the k largest of somewhat more entries: those not below a quantile of a sample."""
+    """About the k largest of somewhat more entries."""
     values = entries[1]
     if values.numel() <= TRIM_FROM * k:
         return entries
-    fast = kernels(values)
-    picked = fast.sample(values, SAMPLED_CANDIDATES)
-    rank = max(1, round(k * picked.numel() / values.numel()))
-    return fast.above(entries, fast.kth_magnitude(picked, rank))
+    return kernels(values).above(entries, reached_by(values, k))
 
 
 def top_entries(x: Tensor, k: int, candidates: Entries | None = None) -> tuple[Entries, float]:
