@@ -32,22 +32,29 @@ class GapPlan(NamedTuple):
 
 def plan(indices: Any, low: int) -> GapPlan:
     """The widths that make the run, which is not empty, smallest; `low` is an index that none is below."""
-    lengths = np.zeros(65, np.int64)
-    _bit_lengths(indices, low, lengths)
-    longest = int(lengths.nonzero()[0][-1])
-    # A gap g >= 1 is written as g - 1, and 2^width - 1 is the mark: it fits if g has at most `width` bits.
-    not_fitting = (lengths.sum() - lengths.cumsum()).tolist()
-    plans = (GapPlan(width, longest, not_fitting[width]) for width in range(1, longest + 1))
-    return min(plans, key=lambda plan: plan.num_words(indices.size))
+    return GapPlan(*_smallest(indices, low))
 
 
 @compiled
-def _bit_lengths(indices: Any, low: int, lengths: Any) -> None:
+def _smallest(indices: Any, low: int) -> tuple[int, int, int]:
+    lengths = np.zeros(65, np.int64)  # how many gaps have so many bits
     previous = np.int64(low) - 1
     for j in range(indices.size):
         gap = np.int64(indices[j]) - previous
-        lengths[64 - count_leading_zeros(uint64(gap))] += 1
+        lengths[uint64(64 - count_leading_zeros(uint64(gap)))] += 1
         previous += gap
+    longest = 64
+    while lengths[longest] == 0:
+        longest -= 1
+    # A gap g >= 1 is written as g - 1, and 2^width - 1 is the mark: it fits if g has at most `width` bits.
+    best, num_wide, least = longest, 0, indices.size * longest
+    not_fitting = 0
+    for width in range(longest - 1, 0, -1):
+        not_fitting += lengths[width + 1]
+        bits = indices.size * width + not_fitting * longest
+        if bits < least:
+            best, num_wide, least = width, not_fitting, bits
+    return best, longest, num_wide
 
 
 @compiled

@@ -46,14 +46,12 @@ def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_value
         start -= start % WINDOW_ENTRIES
         alone = _only_run(indices, positions, bounds, start + WINDOW_ENTRIES)
         if alone >= 0:  # nothing to add to: what is rounded away comes from everywhere, or from one region
-            position = uint64(positions[alone])
-            end = uint64(bounds[alone + 1])
-            while position < end and indices[position] < start + WINDOW_ENTRIES:
-                out_indices[found] = indices[position]
-                out_values[found] = values[position]
-                found += _ONE
-                position += _ONE
-            positions[alone] = np.int64(position)
+            first, after = positions[alone], _alone_until(indices, positions, bounds, alone)
+            passed = uint64(after - first)
+            out_indices[found : found + passed] = indices[first:after]
+            out_values[found : found + passed] = values[first:after]
+            positions[alone] = after
+            found += passed
             continue
         for run in range(positions.size):
             position = uint64(positions[run])
@@ -108,6 +106,24 @@ def _only_run(indices: Any, positions: Any, bounds: Any, stop: Any) -> Any:
                 return -1
             only = run
     return only
+
+
+@_inlined
+def _alone_until(indices: Any, positions: Any, bounds: Any, alone: Any) -> Any:
+    """The position at which the next entry of another run comes before that of this one."""
+    low, high = positions[alone], bounds[alone + 1]
+    for run in range(positions.size):
+        if run != alone and positions[run] < bounds[run + 1]:
+            index = indices[positions[run]]
+            first, last = low, high
+            while first < last:
+                middle = (first + last) // 2
+                if indices[middle] < index:
+                    first = middle + 1
+                else:
+                    last = middle
+            high = first
+    return high
 
 
 @_compiled

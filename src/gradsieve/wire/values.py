@@ -17,6 +17,7 @@ finite, or too large) make the whole message travel exact, so that nothing is lo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -115,9 +116,12 @@ class Narrow(ValueCode):
 
     def write(self, values: Array, words: Array) -> Array:
         """See `ValueCode.write`."""
-        rounded = values if self.shift == 0 else _brain(values)
-        fields.encode_narrow(rounded.view(np.uint32), self.shift, self.base, self.width, words)
-        return rounded.astype(values.dtype, copy=False)
+        if self.shift == 0:
+            fields.encode_narrow(values.view(np.uint32), 0, self.base, self.width, words)
+            return values
+        rounded = _brain(values.astype(np.float32, copy=False).view(np.uint32))
+        fields.encode_narrow(rounded, self.shift, self.base, self.width, words)
+        return rounded.view(np.float32).astype(values.dtype, copy=False)
 
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
         """See `ValueCode.read`."""
@@ -126,10 +130,10 @@ class Narrow(ValueCode):
         return values.astype(dtype, copy=False)
 
     @classmethod
-    def fitting(cls, values: Array, shift: int = 0) -> Narrow:
-        """The narrowest for these float32 values, of which `shift` low bits are zero."""
-        least, greatest = (int(bits) >> shift for bits in fields.magnitude_span(values.view(np.uint32)))
-        return cls(values.size, shift, least, (greatest - least).bit_length() + 1)
+    def fitting(cls, count: int, span: Iterable[Any], shift: int = 0) -> Narrow:
+        """The narrowest for values between these magnitudes: bit patterns, of which `shift` low bits are zero."""
+        least, greatest = (int(bits) >> shift for bits in span)
+        return cls(count, shift, least, (greatest - least).bit_length() + 1)
 
 
 @dataclass(frozen=True)
@@ -301,32 +305,36 @@ def chosen(name: str, values: Array) -> ValueCode:
         return Native(values.size, values.itemsize)
     if code is None or values.size == 0 or (code is Single and values.itemsize <= 4):
         return _exact(values)
-    if values.dtype not in (np.float32, np.float64) or not _greatest(values) <= code.largest:
+    span = _span(values)
+    if span is None or not span.view(np.float32)[1] <= code.largest:
         return _exact(values)
-    made: ValueCode = Narrow.fitting(_brain(values), BRAIN_SHIFT) if code is Narrow else code(values.size)
+    made: ValueCode = Narrow.fitting(values.size, _brain(span), BRAIN_SHIFT) if code is Narrow else code(values.size)
     return made
 
 
 def _exact(values: Array) -> ValueCode:
     if values.dtype == np.float32 and values.size:
-        narrow = Narrow.fitting(values)
+        narrow = Narrow.fitting(values.size, fields.magnitude_span(values.view(np.uint32)))
         if narrow.width <= WORTH_NARROWING_BITS:
             return narrow
     return Native(values.size, values.itemsize)
 
 
-def _greatest(values: Array) -> float:
-    """The largest magnitude; NaN if there is one."""
+def _span(values: Array) -> Array | None:
+    """The least and the greatest magnitude as bit patterns of float32; None for values of another kind."""
+    if values.dtype == np.float32:
+        return np.array(fields.magnitude_span(values.view(np.uint32)), np.uint32)
     if values.dtype == np.float64:
-        return float(np.abs(values).max())
-    _, greatest = fields.magnitude_span(values.view(np.uint32))
-    return float(np.array([greatest], np.uint32).view(np.float32)[0])
+        magnitudes = np.abs(values)
+        with np.errstate(over="ignore"):  # too large a one is infinite then, and above all limits
+            return np.array([magnitudes.min(), magnitudes.max()]).astype(np.float32).view(np.uint32)
+    return None
 
 
-def _brain(values: Array) -> Array:
-    """As float32 whose lower half is zero: what bfloat16 holds."""
-    rounded = np.empty(values.size, np.float32)
-    fields.round_bf16(values.astype(np.float32, copy=False).view(np.uint32), rounded.view(np.uint32))
+def _brain(bits: Array) -> Array:
+    """Bit patterns of float32, rounded so that the lower half is zero: what bfloat16 holds. Keeps their order."""
+    rounded = np.empty_like(bits)
+    fields.round_bf16(bits, rounded)
     return rounded
 
 
