@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ from gradsieve.lab.train import checkpoint
 from gradsieve.lab.train.exchange import Exchange
 from gradsieve.lab.train.journal import read_rows
 from gradsieve.lab.train.plan import Pace, Plan
+from gradsieve.lab.train.replica import Replica
 from gradsieve.lab.train.world import found_world
 from gradsieve.lab.workers import Worker, run_workers
 from gradsieve.lab.workloads import WORKLOADS
+from gradsieve.lab.workloads.workload import Limits, Preset
 
 SMALL = [
     "resnet20",
@@ -220,6 +224,34 @@ def test_worlds_are_found_by_their_variables() -> None:
         found_world({**torchrun, "WORLD_SIZE": "two"})
     with pytest.raises(InputError, match="rank 5 of 3"):
         found_world({**torchrun, "RANK": "5"})
+
+
+CLIP_NORM = 1e-3
+
+
+class Clipping(Plan):
+    """With a limit that every gradient exceeds."""
+
+    def resolved(self) -> Preset:
+        return replace(super().resolved(), clip_norm=CLIP_NORM)
+
+
+def owed_after_a_step(worker: Worker) -> float:
+    plan = Clipping("resnet20", Exchange("oktopk", 0.01, group_mb=None), steps=2, batch=4)
+    replica = Replica(plan, WORKLOADS["resnet20"].open(limits=Limits(64, 40)))
+    replica.advance(1)
+    assert replica.sieve is not None
+    engine = replica.sieve.engine
+    sparse = [index for index, group in enumerate(engine.groups) if group.sparse]
+    owed = sum(float(engine.vectors(index)["residual"].double().norm()) ** 2 for index in sparse)
+    replica.close()
+    return math.sqrt(owed)
+
+
+def test_what_is_owed_is_of_clipped_gradients() -> None:
+    """Clipped after the exchange, the means were cut and nobody owed the rest, while residuals were never clipped."""
+    for norm in run_workers(2, owed_after_a_step):
+        assert 0.1 * CLIP_NORM < norm < 1.001 * math.sqrt(2) * CLIP_NORM
 
 
 def test_variants_of_recipes() -> None:

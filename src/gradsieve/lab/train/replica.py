@@ -157,7 +157,20 @@ class Replica:
         made = self.plan.exchange.build(self.preset)
         if self.probe is not None:
             made = probed(made, self.probe)
-        return attach(self.model, made, density=self.schedule, group_mb=self.plan.exchange.group_mb)
+        return attach(
+            self.model,
+            made,
+            density=self.schedule,
+            group_mb=self.plan.exchange.group_mb,
+            local_clip_norm=self._local_clip_norm(),
+        )
+
+    def _local_clip_norm(self) -> float | None:
+        """What is exchanged sparsely is clipped before: what is cut off a mean nobody would owe any more.
+
+        `attach` means the length of the ranks' sum, presets that of their mean.
+        """
+        return None if self.preset.clip_norm is None else self.preset.clip_norm * self.size
 
     def _step(self, interval: Interval) -> None:
         started = time.perf_counter()
@@ -192,7 +205,7 @@ class Replica:
         interval.skipped += changes[3]
 
     def _update(self) -> None:
-        if self.preset.clip_norm is not None:
+        if self.preset.clip_norm is not None and self.sieve is None:
             torch.nn.utils.clip_grad_norm_(self.bare.parameters(), self.preset.clip_norm)
         self.optimizer.step()
         if self.peer is not None:
