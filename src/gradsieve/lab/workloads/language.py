@@ -117,9 +117,8 @@ LSTM = Workload(
             TextData(length=64),
             batch=16,
             epochs=0.25,
-            optimizer=Sgd(
-                6.0, momentum=0.0
-            ),  # Adam divides what comes late and large by its own size: it counts as one
+            # Not Adam: it divides what error feedback delivers late, and therefore large, by its own size.
+            optimizer=Sgd(6.0, momentum=0.0),
             schedule=Cosine(0.05),
             clip_norm=1.0,
             note=SMALL,
