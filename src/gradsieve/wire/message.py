@@ -29,7 +29,7 @@ from gradsieve.vector import SparseVector
 from gradsieve.wire import indices as index_codes
 from gradsieve.wire import values as value_codes
 from gradsieve.wire.indices import IndexCode
-from gradsieve.wire.values import ValueCode
+from gradsieve.wire.value_code import ValueCode
 
 HEADER_WORDS = 8
 OVERHEAD_BYTES = 8 * (HEADER_WORDS + 1)

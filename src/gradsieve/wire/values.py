@@ -16,7 +16,6 @@ finite, or too large) make the whole message travel exact, so that nothing is lo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,43 +25,11 @@ import numpy as np
 from gradsieve.kernels import fields
 from gradsieve.kernels.bits import num_words
 from gradsieve.registry import Registry
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from gradsieve.wire.levels import Byte, Nibble, Sign
+from gradsieve.wire.value_code import Array, ValueCode
 
 WORTH_NARROWING_BITS = 30  # wider fields save too little for the time they take
 BRAIN_SHIFT = 16
-_LARGEST = float(np.finfo(np.float32).max)
-
-
-class ValueCode(ABC):
-    """How the values of one message are written; one 64-bit word says it to the receiver."""
-
-    kind: ClassVar[int]
-    largest: ClassVar[float] = _LARGEST  # magnitude that it can hold
-    count: int
-
-    @property
-    def word(self) -> int:
-        """For the header: the kind in the lowest byte."""
-        return self.kind
-
-    @property
-    @abstractmethod
-    def num_words(self) -> int:
-        """64-bit words that the values take."""
-
-    def cleared(self, words: Array) -> Array:
-        """The words, as `write` needs them."""
-        words[:] = 0
-        return words
-
-    @abstractmethod
-    def write(self, values: Array, words: Array) -> Array:
-        """Fill `words`, which are `cleared`; the values as the receiver will see them come back."""
-
-    @abstractmethod
-    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
-        """The values; `words` has one word more than `num_words`."""
 
 
 @dataclass(frozen=True)
@@ -183,103 +150,6 @@ class Half(ValueCode):
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
         """See `ValueCode.read`."""
         return words.view(np.float16)[: self.count].astype(dtype)
-
-
-@dataclass(frozen=True)
-class Stepped(ValueCode):
-    """Small whole numbers times a step that a chunk of values shares: the steps, then the numbers."""
-
-    bits: ClassVar[int]
-    count: int
-
-    @property
-    def num_chunks(self) -> int:
-        """How many steps there are."""
-        return -(-self.count // fields.CHUNK_VALUES)
-
-    @property
-    def num_words(self) -> int:
-        """See `ValueCode.num_words`."""
-        return num_words(32 * self.num_chunks) + num_words(self.bits * self.count)
-
-    def write(self, values: Array, words: Array) -> Array:
-        """See `ValueCode.write`."""
-        steps, room = self._parts(words)
-        codes, rounded = np.empty(self.count, np.int8), np.empty(self.count, np.float32)
-        self.encode(values.astype(np.float32, copy=False), steps, codes, rounded)
-        self.pack(codes, room)
-        return rounded.astype(values.dtype, copy=False)
-
-    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
-        """See `ValueCode.read`."""
-        steps, room = self._parts(words)
-        values = np.empty(self.count, np.float32)
-        fields.decode_levels(steps, self.unpacked(room), values)
-        return values.astype(dtype, copy=False)
-
-    def _parts(self, words: Array) -> tuple[Array, Array]:
-        edge = num_words(32 * self.num_chunks)
-        return words[:edge].view(np.float32)[: self.num_chunks], words[edge:].view(np.uint8)
-
-    def encode(self, values: Array, steps: Array, codes: Array, rounded: Array) -> None:
-        """Find steps and numbers."""
-        fields.encode_levels(values, values.view(np.uint32), (1 << (self.bits - 1)) - 1, steps, codes, rounded)
-
-    def pack(self, codes: Array, data: Array) -> None:
-        """Numbers as bytes."""
-        data[: codes.size] = codes.view(np.uint8)
-
-    def unpacked(self, data: Array) -> Array:
-        """Bytes as numbers."""
-        return data.view(np.int8)[: self.count]
-
-
-@dataclass(frozen=True)
-class Byte(Stepped):
-    """-127 to 127."""
-
-    kind: ClassVar[int] = 4
-    bits: ClassVar[int] = 8
-
-
-@dataclass(frozen=True)
-class Nibble(Stepped):
-    """-7 to 7, two in a byte."""
-
-    kind: ClassVar[int] = 5
-    bits: ClassVar[int] = 4
-
-    def pack(self, codes: Array, data: Array) -> None:
-        """See `Stepped.pack`."""
-        fields.pack_nibbles(codes, data)
-
-    def unpacked(self, data: Array) -> Array:
-        """See `Stepped.unpacked`."""
-        codes = np.empty(self.count, np.int8)
-        fields.unpack_nibbles(data, codes)
-        return codes
-
-
-@dataclass(frozen=True)
-class Sign(Stepped):
-    """-1 or 1."""
-
-    kind: ClassVar[int] = 6
-    bits: ClassVar[int] = 1
-
-    def encode(self, values: Array, steps: Array, codes: Array, rounded: Array) -> None:
-        """See `Stepped.encode`."""
-        fields.encode_signs(values, steps, codes, rounded)
-
-    def pack(self, codes: Array, data: Array) -> None:
-        """See `Stepped.pack`."""
-        signs = np.packbits(codes < 0, bitorder="little")
-        data[: signs.size] = signs
-
-    def unpacked(self, data: Array) -> Array:
-        """See `Stepped.unpacked`."""
-        bits = np.unpackbits(data, count=self.count, bitorder="little")
-        return (1 - 2 * bits.view(np.int8)).astype(np.int8, copy=False)
 
 
 VALUE_CODES: Registry[type[ValueCode] | None] = Registry(

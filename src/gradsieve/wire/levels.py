@@ -1,0 +1,109 @@
+"""Values rounded to a few levels: whole numbers of 8, 4 or 1 bits times a step that a chunk of values shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gradsieve.kernels import fields
+from gradsieve.kernels.bits import num_words
+from gradsieve.wire.value_code import Array, ValueCode
+
+
+@dataclass(frozen=True)
+class Stepped(ValueCode):
+    """Small whole numbers times a step that a chunk of values shares: the steps, then the numbers."""
+
+    bits: ClassVar[int]
+    count: int
+
+    @property
+    def num_chunks(self) -> int:
+        """How many steps there are."""
+        return -(-self.count // fields.CHUNK_VALUES)
+
+    @property
+    def num_words(self) -> int:
+        """See `ValueCode.num_words`."""
+        return num_words(32 * self.num_chunks) + num_words(self.bits * self.count)
+
+    def write(self, values: Array, words: Array) -> Array:
+        """See `ValueCode.write`."""
+        steps, room = self._parts(words)
+        codes, rounded = np.empty(self.count, np.int8), np.empty(self.count, np.float32)
+        self.encode(values.astype(np.float32, copy=False), steps, codes, rounded)
+        self.pack(codes, room)
+        return rounded.astype(values.dtype, copy=False)
+
+    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
+        """See `ValueCode.read`."""
+        steps, room = self._parts(words)
+        values = np.empty(self.count, np.float32)
+        fields.decode_levels(steps, self.unpacked(room), values)
+        return values.astype(dtype, copy=False)
+
+    def _parts(self, words: Array) -> tuple[Array, Array]:
+        edge = num_words(32 * self.num_chunks)
+        return words[:edge].view(np.float32)[: self.num_chunks], words[edge:].view(np.uint8)
+
+    def encode(self, values: Array, steps: Array, codes: Array, rounded: Array) -> None:
+        """Find steps and numbers."""
+        fields.encode_levels(values, values.view(np.uint32), (1 << (self.bits - 1)) - 1, steps, codes, rounded)
+
+    def pack(self, codes: Array, data: Array) -> None:
+        """Numbers as bytes."""
+        data[: codes.size] = codes.view(np.uint8)
+
+    def unpacked(self, data: Array) -> Array:
+        """Bytes as numbers."""
+        return data.view(np.int8)[: self.count]
+
+
+@dataclass(frozen=True)
+class Byte(Stepped):
+    """-127 to 127."""
+
+    kind: ClassVar[int] = 4
+    bits: ClassVar[int] = 8
+
+
+@dataclass(frozen=True)
+class Nibble(Stepped):
+    """-7 to 7, two in a byte."""
+
+    kind: ClassVar[int] = 5
+    bits: ClassVar[int] = 4
+
+    def pack(self, codes: Array, data: Array) -> None:
+        """See `Stepped.pack`."""
+        fields.pack_nibbles(codes, data)
+
+    def unpacked(self, data: Array) -> Array:
+        """See `Stepped.unpacked`."""
+        codes = np.empty(self.count, np.int8)
+        fields.unpack_nibbles(data, codes)
+        return codes
+
+
+@dataclass(frozen=True)
+class Sign(Stepped):
+    """-1 or 1."""
+
+    kind: ClassVar[int] = 6
+    bits: ClassVar[int] = 1
+
+    def encode(self, values: Array, steps: Array, codes: Array, rounded: Array) -> None:
+        """See `Stepped.encode`."""
+        fields.encode_signs(values, steps, codes, rounded)
+
+    def pack(self, codes: Array, data: Array) -> None:
+        """See `Stepped.pack`."""
+        signs = np.packbits(codes < 0, bitorder="little")
+        data[: signs.size] = signs
+
+    def unpacked(self, data: Array) -> Array:
+        """See `Stepped.unpacked`."""
+        bits = np.unpackbits(data, count=self.count, bitorder="little")
+        return (1 - 2 * bits.view(np.int8)).astype(np.int8, copy=False)

@@ -1,0 +1,41 @@
+"""What every code of values does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class ValueCode(ABC):
+    """How the values of one message are written; one 64-bit word says it to the receiver."""
+
+    kind: ClassVar[int]
+    largest: ClassVar[float] = float(np.finfo(np.float32).max)  # magnitude that it can hold
+    count: int
+
+    @property
+    def word(self) -> int:
+        """For the header: the kind in the lowest byte."""
+        return self.kind
+
+    @property
+    @abstractmethod
+    def num_words(self) -> int:
+        """64-bit words that the values take."""
+
+    def cleared(self, words: Array) -> Array:
+        """The words, as `write` needs them."""
+        words[:] = 0
+        return words
+
+    @abstractmethod
+    def write(self, values: Array, words: Array) -> Array:
+        """Fill `words`, which are `cleared`; the values as the receiver will see them come back."""
+
+    @abstractmethod
+    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
+        """The values; `words` has one word more than `num_words`."""
