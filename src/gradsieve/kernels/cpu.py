@@ -25,6 +25,11 @@ CHUNK_ENTRIES = 1 << 23  # a thread's least share: with less, torch's OpenMP wor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_LARGEST_KEYS = {  # bit patterns of the largest finite magnitudes, by how many bits they have without the sign
+    31: np.float32(np.finfo(np.float32).max).view(np.int32),
+    63: np.float64(np.finfo(np.float64).max).view(np.int64),
+}
+
 
 def accumulate(
     residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int, clear: bool
@@ -69,9 +74,8 @@ def least_magnitude(x: Tensor) -> float:
 
 def all_finite(x: Tensor) -> bool:
     """See `reference.all_finite`. torch and NumPy write a truth value for each entry first."""
-    bits, key_mask, _ = _keys(x)
-    largest = np.array(np.finfo(x.numpy().dtype).max).view(bits.dtype)[()]
-    return bool(loops.all_below(bits, key_mask, largest))
+    bits, key_mask, key_bits = _keys(x)
+    return bool(loops.all_below(bits, key_mask, _LARGEST_KEYS[key_bits]))
 
 
 def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
@@ -194,9 +198,10 @@ def sample(x: Tensor, num_entries: int) -> Tensor:
 def descending_points(values: Tensor, ranks: Tensor) -> Tensor:
     """See `reference.descending_points`."""
     ordered = np.abs(values.numpy())
-    ordered[np.isnan(ordered)] = np.inf
-    ordered.sort()  # NumPy's vectorized sort; torch's takes several times as long
-    return torch.from_numpy(ordered)[ordered.size - 1 - ranks]
+    ordered.sort()  # NumPy's vectorized sort, NaN last; torch's takes several times as long
+    points = ordered[ordered.size - 1 - ranks.numpy()]
+    points[np.isnan(points)] = np.inf
+    return torch.from_numpy(points)
 
 
 def _floor(floor: float, dtype: np.dtype[Any]) -> Any:

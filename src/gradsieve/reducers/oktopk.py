@@ -42,7 +42,7 @@ from gradsieve.vector import SparseVector, add
 from gradsieve.wire import Channel
 
 MIN_POINTS = 32  # of a rank's sums
-SAMPLED_SUMS = 1 << 13
+SAMPLED_SUMS = 1 << 12
 LEAST_STEPS_BETWEEN_CUTS = 4  # a cut costs a call, and cannot even out what lies on one index
 
 
@@ -125,7 +125,7 @@ class OkTopk(Reducer[OkTopkState]):
     def _summary(self, owned: SparseVector, k: int, size: int) -> Array:
         """How many sums this rank has, and some of their magnitudes, evenly spaced by rank."""
         num_points = min(self.threshold_points, max(MIN_POINTS, k // (32 * size)))
-        # A sample serves as well: its error is below a percent of the count, its sort ten times faster.
+        # A sample serves as well: its error is about a percent of the count, its sort ten times faster.
         looked_at = kernels(owned.values).sample(owned.values, SAMPLED_SUMS)
         ranks = torch.from_numpy(point_ranks(looked_at.numel(), num_points))
         points = kernels(looked_at).descending_points(looked_at, ranks)
