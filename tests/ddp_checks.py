@@ -495,7 +495,7 @@ def copied(state: Any) -> Any:
 
 
 def resumed_equals_uninterrupted(rank: int) -> None:
-    for recipe in [*RECIPES, *(named_recipe(name, values="int8") for name in RECIPES if name != "dense")]:
+    for recipe in [*RECIPES, *(named_recipe(name, values="int8") for name in ("oktopk", "gtopk", "spardl"))]:
         schedule = gradsieve.Exponential(0.2, 0.02, 4)
         straight, sieve, optimizer = attached(recipe, schedule)
         train(straight, range(6), rank, optimizer)
