@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,29 +22,11 @@ from gradsieve.kernels import gaps, places, runs
 from gradsieve.kernels.bits import num_words
 from gradsieve.kernels.gaps import GapPlan
 from gradsieve.registry import Registry
+from gradsieve.wire.code import Array, Code
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
-
-class IndexCode(ABC):
-    """How the indices of one message are written; one 64-bit word says it to the receiver."""
-
-    kind: ClassVar[int]
-
-    @property
-    @abstractmethod
-    def word(self) -> int:
-        """For the header: the kind in the lowest byte."""
-
-    @property
-    @abstractmethod
-    def num_words(self) -> int:
-        """64-bit words that the indices take."""
-
-    def cleared(self, words: Array) -> Array:
-        """The words, as `write` needs them."""
-        words[:] = 0
-        return words
+class IndexCode(Code):
+    """How the indices of one message are written."""
 
     @abstractmethod
     def write(self, indices: Array, low: int, words: Array) -> None:
@@ -69,13 +51,8 @@ class Plain(IndexCode):
     itemsize: int
 
     @property
-    def word(self) -> int:
-        """See `IndexCode.word`."""
-        return self.kind
-
-    @property
     def num_words(self) -> int:
-        """See `IndexCode.num_words`."""
+        """See `Code.num_words`."""
         return num_words(8 * self.count * self.itemsize)
 
     def write(self, indices: Array, low: int, words: Array) -> None:
@@ -83,7 +60,7 @@ class Plain(IndexCode):
         words.view(indices.dtype)[: self.count] = indices
 
     def cleared(self, words: Array) -> Array:
-        """See `IndexCode.cleared`: all but the end is written over."""
+        """See `Code.cleared`: all but the end is written over."""
         words[-2:] = 0
         return words
 
@@ -107,12 +84,12 @@ class Run(IndexCode):
 
     @property
     def word(self) -> int:
-        """See `IndexCode.word`."""
+        """See `Code.word`."""
         return self.kind | self.start << 8
 
     @property
     def num_words(self) -> int:
-        """See `IndexCode.num_words`."""
+        """See `Code.num_words`."""
         return 0
 
     def write(self, indices: Array, low: int, words: Array) -> None:
@@ -136,12 +113,12 @@ class Bitmap(IndexCode):
 
     @property
     def word(self) -> int:
-        """See `IndexCode.word`."""
+        """See `Code.word`."""
         return self.kind | self.span << 8
 
     @property
     def num_words(self) -> int:
-        """See `IndexCode.num_words`."""
+        """See `Code.num_words`."""
         return num_words(self.span)
 
     def write(self, indices: Array, low: int, words: Array) -> None:
@@ -163,7 +140,7 @@ class Blocks(IndexCode):
 
     @property
     def word(self) -> int:
-        """See `IndexCode.word`."""
+        """See `Code.word`."""
         return self.kind | self.span << 8
 
     @property
@@ -173,7 +150,7 @@ class Blocks(IndexCode):
 
     @property
     def num_words(self) -> int:
-        """See `IndexCode.num_words`."""
+        """See `Code.num_words`."""
         return num_words(32 * self.num_blocks) + num_words(16 * self.count)
 
     def write(self, indices: Array, low: int, words: Array) -> None:
@@ -199,12 +176,12 @@ class Gaps(IndexCode):
 
     @property
     def word(self) -> int:
-        """See `IndexCode.word`."""
+        """See `Code.word`."""
         return self.kind | self.plan.width << 8 | self.plan.wide << 16 | self.plan.num_wide << 24
 
     @property
     def num_words(self) -> int:
-        """See `IndexCode.num_words`."""
+        """See `Code.num_words`."""
         return self.plan.num_words(self.count)
 
     def write(self, indices: Array, low: int, words: Array) -> None:

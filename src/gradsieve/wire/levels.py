@@ -9,7 +9,7 @@ import numpy as np
 
 from gradsieve.kernels import fields
 from gradsieve.kernels.bits import num_words
-from gradsieve.wire.value_code import Array, ValueCode
+from gradsieve.wire.code import Array, ValueCode
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Stepped(ValueCode):
 
     @property
     def num_words(self) -> int:
-        """See `ValueCode.num_words`."""
+        """See `Code.num_words`."""
         return num_words(32 * self.num_chunks) + num_words(self.bits * self.count)
 
     def write(self, values: Array, words: Array) -> Array:

@@ -28,8 +28,8 @@ from gradsieve.kernels.bits import num_words
 from gradsieve.vector import SparseVector
 from gradsieve.wire import indices as index_codes
 from gradsieve.wire import values as value_codes
+from gradsieve.wire.code import ValueCode
 from gradsieve.wire.indices import IndexCode
-from gradsieve.wire.value_code import ValueCode
 
 HEADER_WORDS = 8
 OVERHEAD_BYTES = 8 * (HEADER_WORDS + 1)

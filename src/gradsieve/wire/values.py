@@ -25,8 +25,8 @@ import numpy as np
 from gradsieve.kernels import fields
 from gradsieve.kernels.bits import num_words
 from gradsieve.registry import Registry
+from gradsieve.wire.code import Array, ValueCode
 from gradsieve.wire.levels import Byte, Nibble, Sign
-from gradsieve.wire.value_code import Array, ValueCode
 
 WORTH_NARROWING_BITS = 30  # wider fields save too little for the time they take
 BRAIN_SHIFT = 16
@@ -42,7 +42,7 @@ class Native(ValueCode):
 
     @property
     def num_words(self) -> int:
-        """See `ValueCode.num_words`."""
+        """See `Code.num_words`."""
         return num_words(8 * self.count * self.itemsize)
 
     def write(self, values: Array, words: Array) -> Array:
@@ -51,7 +51,7 @@ class Native(ValueCode):
         return values
 
     def cleared(self, words: Array) -> Array:
-        """See `ValueCode.cleared`: all but the end is written over."""
+        """See `Code.cleared`: all but the end is written over."""
         words[-1:] = 0
         return words
 
@@ -73,12 +73,12 @@ class Narrow(ValueCode):
 
     @property
     def word(self) -> int:
-        """See `ValueCode.word`."""
+        """See `Code.word`."""
         return self.kind | self.width << 8 | self.shift << 16 | self.base << 24
 
     @property
     def num_words(self) -> int:
-        """See `ValueCode.num_words`."""
+        """See `Code.num_words`."""
         return num_words(self.count * self.width)
 
     def write(self, values: Array, words: Array) -> Array:
@@ -112,7 +112,7 @@ class Single(ValueCode):
 
     @property
     def num_words(self) -> int:
-        """See `ValueCode.num_words`."""
+        """See `Code.num_words`."""
         return num_words(32 * self.count)
 
     def write(self, values: Array, words: Array) -> Array:
@@ -136,7 +136,7 @@ class Half(ValueCode):
 
     @property
     def num_words(self) -> int:
-        """See `ValueCode.num_words`."""
+        """See `Code.num_words`."""
         return num_words(16 * self.count)
 
     def write(self, values: Array, words: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What every code of values does."""
+"""What codes of indices and codes of values have in common, and what every code of values does."""
 
 from __future__ import annotations
 
@@ -10,27 +10,32 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class ValueCode(ABC):
-    """How the values of one message are written; one 64-bit word says it to the receiver."""
+class Code(ABC):
+    """How one half of a message is written; one 64-bit word says it to the receiver."""
 
     kind: ClassVar[int]
-    largest: ClassVar[float] = float(np.finfo(np.float32).max)  # magnitude that it can hold
-    count: int
 
     @property
     def word(self) -> int:
-        """For the header: the kind in the lowest byte."""
+        """For the header: the kind in the lowest byte, what else must be known above it."""
         return self.kind
 
     @property
     @abstractmethod
     def num_words(self) -> int:
-        """64-bit words that the values take."""
+        """64-bit words that it takes."""
 
     def cleared(self, words: Array) -> Array:
         """The words, as `write` needs them."""
         words[:] = 0
         return words
+
+
+class ValueCode(Code):
+    """How the values of one message are written."""
+
+    largest: ClassVar[float] = float(np.finfo(np.float32).max)  # magnitude that it can hold
+    count: int
 
     @abstractmethod
     def write(self, values: Array, words: Array) -> Array:
