@@ -22,49 +22,19 @@ DENSITIES = (0.01,)
 def numel_option(default: Sequence[int]) -> Callable[[F], F]:
     """How long the gradients are."""
     text = "Length of the gradient; several values are measured one after the other; 14.7M is fine."
-    return click.option(
-        "--numel",
-        "numels",
-        multiple=True,
-        type=str,
-        callback=counts,
-        default=default,
-        show_default=True,
-        metavar="N ...",
-        help=text,
-    )
+    return _several("--numel", "numels", callback=counts, default=default, metavar="N ...", help=text)
 
 
 def density_option() -> Callable[[F], F]:
     """Which share of the entries is sent."""
     text = "Share of the entries that is sent."
-    return click.option(
-        "--density",
-        "densities",
-        multiple=True,
-        type=str,
-        callback=densities,
-        default=DENSITIES,
-        show_default=True,
-        metavar="D ...",
-        help=text,
-    )
+    return _several("--density", "densities", callback=densities, default=DENSITIES, metavar="D ...", help=text)
 
 
 def ranks_option(default: Sequence[int]) -> Callable[[F], F]:
     """How many workers."""
-    return click.option(
-        "--ranks",
-        "--hosts",
-        "ranks",
-        multiple=True,
-        type=str,
-        callback=counts,
-        default=default,
-        show_default=True,
-        metavar="P ...",
-        help="Workers.",
-    )
+    names = "--ranks", "--hosts", "ranks"
+    return _several(*names, callback=counts, default=default, metavar="P ...", help="Workers.")
 
 
 def repeats_option(default: int) -> Callable[[F], F]:
@@ -98,14 +68,7 @@ LIMITED_LINKS = (
 
 def values_option() -> Callable[[F], F]:
     """Codes of values."""
-    return click.option(
-        "--values",
-        multiple=True,
-        default=("exact",),
-        show_default=True,
-        metavar="CODE ...",
-        help="How values are written.",
-    )
+    return _several("--values", default=("exact",), metavar="CODE ...", help="How values are written.")
 
 
 def peer_options(command: F) -> F:
@@ -134,3 +97,8 @@ def show(report: Report, title: str, columns: Sequence[Column], as_json: bool) -
         click.echo(report.to_json())
     else:
         stdout().print(table(report, title, columns))
+
+
+def _several(*names: str, **settings: Any) -> Callable[[F], F]:
+    """An option that takes several values, and shows what it takes if it is not given."""
+    return click.option(*names, multiple=True, type=str, show_default=True, **settings)
