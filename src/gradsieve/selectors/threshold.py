@@ -1,4 +1,4 @@
-"""Threshold reuse, from Ok-Topk (Li and Hoefler, PPoPP 2022): gradients change slowly, so does their k-th magnitude.
+"""Threshold reuse, after Ok-Topk (Li and Hoefler, PPoPP 2022): gradients change slowly, so does their k-th magnitude.
 
 1. Every `period` steps the k largest magnitudes are picked exactly.
 2. In between, what is not below a threshold is picked, in the very pass that adds the gradient in.
@@ -40,7 +40,7 @@ class ThresholdState(NamedTuple):
 
 @dataclass(frozen=True)
 class Threshold(Selector[ThresholdState]):
-    """Picks what is not below a threshold that is evaluated now and then and reused in between."""
+    """Picks what is not below a threshold that is evaluated now and then and predicted in between."""
 
     period: int = 32  # steps between exact evaluations; more saves passes, fewer follows changes closer
     band: tuple[float, float] = (
