@@ -101,6 +101,16 @@ def test_the_sender_knows_what_the_receiver_sees(name: str, dtype: torch.dtype) 
         torch.testing.assert_close(restored, sent.to_dense(), rtol=0, atol=1e-7 * largest)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bf16_has_room_for_the_greatest_when_it_is_rounded_up(dtype: torch.dtype) -> None:
+    greatest = float(np.array([0x3F83FFFF], np.uint32).view(np.float32)[0])  # three steps above one, rounded four
+    sent = vector([3, 5, 8], [1.0, -greatest, 1.0], dtype=dtype)
+    packed = Codec(values="bf16").pack(sent, expected(50, dtype), 0)
+    arrived = unpack(packed.message, expected(50, dtype), 0, 50, source=1).vector
+    assert torch.equal(arrived.values, sent.values.bfloat16().to(dtype))
+    assert torch.equal(packed.seen.values, arrived.values)
+
+
 @pytest.mark.parametrize(("name", "most"), [("bf16", 2**-8), ("fp16", 2**-11), ("int8", 1 / 254), ("int4", 1 / 14)])
 def test_values_are_rounded_to_the_nearest(name: str, most: float) -> None:
     values = torch.randn(1280, generator=torch.Generator().manual_seed(0))
