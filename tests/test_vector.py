@@ -85,6 +85,9 @@ def test_without_leaves_what_the_other_does_not_have() -> None:
     v = vector({0: 1.0, 4: 2.0, 9: 3.0})
     assert entries(v.without(vector({4: 7.0, 5: 1.0}))) == {0: 1.0, 9: 3.0}
     assert v.without(SparseVector.full(torch.ones(10))).nnz == 0
+    full = SparseVector.full(torch.arange(10.0)).without(v)
+    assert (full.nnz, full.is_full) == (7, False)
+    assert entries(full) == {i: float(i) for i in range(10) if i not in (0, 4, 9)}
 
 
 def test_a_part_knows_what_it_lacks_of_its_whole_only() -> None:

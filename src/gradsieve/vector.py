@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -27,7 +28,6 @@ class SparseVector:
     _indices: Tensor | None
     values: Tensor
     numel: int
-    _part_of: tuple[SparseVector, Tensor] | None = None  # a vector, and its indices that were left out
 
     def __init__(self, indices: Tensor, values: Tensor, numel: int) -> None:
         checked = _checked(indices, values, numel)
@@ -129,15 +129,10 @@ class SparseVector:
         """The entries at indices that `other` does not have."""
         if other.is_full:
             return SparseVector.empty(self.numel, self.values)
-        entries, rest = kernels(self.values).exclude(self.entries, other.indices)
-        kept = SparseVector.trusted(entries, self.numel)
-        object.__setattr__(kept, "_part_of", (self, rest))
-        return kept
+        return Remainder(self, kernels(self.values).shared(self.indices, other.indices))
 
     def lacks_of(self, whole: SparseVector) -> Tensor | None:
         """The indices `whole` has besides, if this vector is known to be `whole` without them; None if it is not."""
-        if self._part_of is not None and self._part_of[0] is whole:
-            return self._part_of[1]
         return None
 
     def beyond(self, seen: SparseVector) -> SparseVector:
@@ -169,6 +164,47 @@ class SparseVector:
         object.__setattr__(self, "_indices", indices)
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "numel", numel)
+
+
+class Remainder(SparseVector):
+    """A vector without some of its entries. The others are sought out when asked for: who settles needs those gone."""
+
+    _whole: SparseVector
+    _gone: Tensor
+
+    def __init__(self, whole: SparseVector, gone: Tensor) -> None:
+        object.__setattr__(self, "_whole", whole)
+        object.__setattr__(self, "_gone", gone)
+        object.__setattr__(self, "numel", whole.numel)
+
+    @cached_property
+    def entries(self) -> Entries:
+        """See `SparseVector.entries`."""
+        return kernels(self._whole.values).exclude(self._whole.entries, self._gone)
+
+    @property
+    def indices(self) -> Tensor:
+        """See `SparseVector.indices`."""
+        return self.entries[0]
+
+    @property
+    def values(self) -> Tensor:
+        """See `SparseVector.values`."""
+        return self.entries[1]
+
+    @property
+    def nnz(self) -> int:
+        """See `SparseVector.nnz`."""
+        return self._whole.nnz - self._gone.numel()
+
+    @property
+    def is_full(self) -> bool:
+        """See `SparseVector.is_full`."""
+        return False
+
+    def lacks_of(self, whole: SparseVector) -> Tensor | None:
+        """See `SparseVector.lacks_of`."""
+        return self._gone if whole is self._whole else None
 
 
 def add(vectors: Iterable[SparseVector]) -> SparseVector:

@@ -118,12 +118,17 @@ def above(entries: Entries, floor: float) -> Entries:
     return out[0][:found], out[1][:found]
 
 
-def exclude(entries: Entries, other: Tensor) -> tuple[Entries, Tensor]:
+def shared(indices: Tensor, other: Tensor) -> Tensor:
+    """See `reference.shared`."""
+    out = torch.empty(indices.numel() + 1, dtype=indices.dtype)  # the loop writes before it knows
+    return out[: sorted_runs.shared(indices.numpy(), other.numpy(), out.numpy())]
+
+
+def exclude(entries: Entries, other: Tensor) -> Entries:
     """See `reference.exclude`."""
-    numel = entries[0].numel()
-    out, rest = _empty_like(*entries, numel + 1), torch.empty_like(entries[0])  # the loop writes before it knows
-    found = sorted_runs.exclude(*_arrays(*entries), other.numpy(), *_arrays(*out), rest.numpy())
-    return (out[0][:found], out[1][:found]), rest[: numel - found]
+    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
+    found = sorted_runs.exclude(*_arrays(*entries), other.numpy(), *_arrays(*out))
+    return out[0][:found], out[1][:found]
 
 
 def beyond(entries: Entries, seen: Tensor) -> Entries:

@@ -92,10 +92,15 @@ def above(entries: Entries, floor: float) -> Entries:
     return entries[0][positions], values
 
 
-def exclude(entries: Entries, other: Tensor) -> tuple[Entries, Tensor]:
-    """The entries whose index is not in the sorted `other`, and the indices of those whose is."""
+def shared(indices: Tensor, other: Tensor) -> Tensor:
+    """The indices that are in `other` too; both are sorted."""
+    return indices[torch.isin(indices, other, assume_unique=True)]
+
+
+def exclude(entries: Entries, other: Tensor) -> Entries:
+    """The entries whose index is not in the sorted `other`."""
     kept = ~torch.isin(entries[0], other, assume_unique=True)
-    return (entries[0][kept], entries[1][kept]), entries[0][~kept]
+    return entries[0][kept], entries[1][kept]
 
 
 def beyond(entries: Entries, seen: Tensor) -> Entries:

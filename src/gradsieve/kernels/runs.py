@@ -127,11 +127,26 @@ def _alone_until(indices: Any, positions: Any, bounds: Any, alone: Any) -> Any:
 
 
 @_compiled
-def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values: Any, rest: Any) -> Any:
-    """The entries whose index is not in the sorted `other`, and the indices of the rest.
+def shared(indices: Any, other: Any, out: Any) -> Any:
+    """The indices that are in the sorted `other` too; room for one more, since it writes before it knows."""
+    touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
+    found, i, j = uint64(0), uint64(0), uint64(0)
+    size = uint64(indices.size)
+    while i < size:
+        start = np.int64(indices[i])
+        start -= start % WINDOW_ENTRIES
+        j = _mark_window(other, j, start, touched)
+        while i < size and indices[i] < start + WINDOW_ENTRIES:
+            out[found] = indices[i]
+            found += _is_marked(touched, uint64(np.int64(indices[i]) - start))
+            i += _ONE
+        touched[:] = 0
+    return found
 
-    Room for one more entry, since it writes before it knows.
-    """
+
+@_compiled
+def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values: Any) -> Any:
+    """The entries whose index is not in the sorted `other`; room for one more, since it writes before it knows."""
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
     found, i, j = uint64(0), uint64(0), uint64(0)
     size = uint64(indices.size)
@@ -142,7 +157,6 @@ def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values:
         while i < size and indices[i] < start + WINDOW_ENTRIES:
             out_indices[found] = indices[i]
             out_values[found] = values[i]
-            rest[i - found] = indices[i]
             found += _ONE - _is_marked(touched, uint64(np.int64(indices[i]) - start))
             i += _ONE
         touched[:] = 0

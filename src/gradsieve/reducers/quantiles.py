@@ -7,6 +7,7 @@ errors of different ranks are independent, so they mostly cancel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,14 +35,16 @@ class Summary:
 
     def note(self) -> Array:
         """As float32 numbers; the count in two of them, or it would be rounded."""
-        count = [self.count >> _EXACT_BITS, self.count & (1 << _EXACT_BITS) - 1]
-        return np.concatenate([count, self.points]).astype(np.float32)
+        note = np.empty(2 + self.points.size, np.float32)
+        note[:2] = self.count >> _EXACT_BITS, self.count & (1 << _EXACT_BITS) - 1
+        note[2:] = self.points
+        return note
 
     @classmethod
     def read(cls, note: Array) -> Summary:
         """What a note says; without two whole numbers in front the count is -1, which `Spread` refuses."""
-        high, low = note[:2] if note.size >= 2 else (-1, 0)
-        whole = np.isfinite(high) and np.isfinite(low) and high >= 0 and low >= 0
+        high, low = note[:2].tolist() if note.size >= 2 else (-1, 0)
+        whole = 0 <= high < math.inf and 0 <= low < math.inf
         return cls(int(high) << _EXACT_BITS | int(low) if whole else -1, note[2:])
 
 
@@ -49,15 +52,16 @@ class Spread:
     """The points of all ranks, sorted, with the share of the set each stands for."""
 
     def __init__(self, rank: int, parts: Sequence[Summary], allowed: tuple[float, float], *, descending: bool) -> None:
-        _check(rank, parts, allowed)
+        joined = np.concatenate([part.points for part in parts])
+        _check(rank, parts, joined, allowed)
         self.counts = [part.count for part in parts]
         self.total = sum(self.counts)
-        shares = [np.full(part.points.size, part.count / max(part.points.size, 1)) for part in parts]
-        joined = np.concatenate([part.points for part in parts])
+        sizes = [part.points.size for part in parts]
+        shares = np.repeat([count / max(size, 1) for count, size in zip(self.counts, sizes, strict=True)], sizes)
         order = np.argsort(-joined if descending else joined, kind="stable")
         self._descending = descending
         self._points = joined[order]
-        self._reached = np.concatenate(shares)[order].cumsum()
+        self._reached = shares[order].cumsum()
 
     def at(self, count: float) -> Any:
         """The point at which the shares so far come nearest to `count`; there must be any entries at all."""
@@ -70,14 +74,22 @@ class Spread:
         return float(self._reached[passed - 1]) if passed else 0.0
 
 
-def _check(rank: int, parts: Sequence[Summary], allowed: tuple[float, float]) -> None:
+def _check(rank: int, parts: Sequence[Summary], joined: Array, allowed: tuple[float, float]) -> None:
     """What the others tell decides where entries may lie: it is looked at before it is used."""
-    low, high = allowed
-    for source, (count, points) in enumerate((part.count, part.points) for part in parts):
-        if count < 0 or (count > 0) != (points.size > 0):
-            raise MessageError(f"rank {rank}: rank {source} tells of {count} entries with {points.size} points")
-        if points.size and not (points.min() >= low and points.max() <= high):
+    for source, part in enumerate(parts):
+        if part.count < 0 or (part.count > 0) != (part.points.size > 0):
             raise MessageError(
-                f"rank {rank}: rank {source} tells of points from {points.min()} to {points.max()}, "
-                f"allowed are {low} to {high}"
+                f"rank {rank}: rank {source} tells of {part.count} entries with {part.points.size} points"
             )
+    if _within(joined, allowed):
+        return
+    source, points = next((at, part.points) for at, part in enumerate(parts) if not _within(part.points, allowed))
+    raise MessageError(
+        f"rank {rank}: rank {source} tells of points from {points.min()} to {points.max()}, "
+        f"allowed are {allowed[0]} to {allowed[1]}"
+    )
+
+
+def _within(points: Array, allowed: tuple[float, float]) -> bool:
+    """False also for NaN."""
+    return points.size == 0 or bool(points.min() >= allowed[0] and points.max() <= allowed[1])

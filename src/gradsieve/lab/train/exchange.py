@@ -16,17 +16,18 @@ from gradsieve.schedules import Constant, Schedule, Steps
 
 DENSE = "dense"
 WITHOUT = "-nofeedback"
+CORRECTED = "-momentum"
 
 EXCHANGES: Registry[str] = Registry(
     "recipe",
     {
         **{name: name for name in RECIPES},
-        **{f"{name}{WITHOUT}": name for name in RECIPES if name != DENSE},
+        **{f"{name}{ending}": name for name in RECIPES for ending in (WITHOUT, CORRECTED) if name != DENSE},
         **{name: DENSE for name in PEERS if name != "ddp"},  # which is dense
     },
 )
-"""Every recipe, and every one without error feedback, to show what feedback is for; to the recipe's own name. And the
-peers, which have none.
+"""Every recipe; every one without error feedback, to show what feedback is for; every one with DGC's momentum
+correction; to the recipe's own name. And the peers, which have none of it.
 """
 
 
@@ -51,7 +52,7 @@ class Exchange:
     @property
     def peer(self) -> Peer | None:
         """The hook of torch's that does it, or DDP's own way; None if a recipe does."""
-        if self.recipe in RECIPES or self.recipe.endswith(WITHOUT):
+        if self.recipe in RECIPES or self.recipe.endswith((WITHOUT, CORRECTED)):
             return PEERS["ddp"] if self.recipe == DENSE else None
         return PEERS[self.recipe]
 
@@ -66,7 +67,7 @@ class Exchange:
         made = replace(preset.sieve, recipe=base).build()
         coded = recipe(base, values=self.values)
         made = replace(made, reducer=replace(made.reducer, codec=coded.reducer.codec))
-        if isinstance(made.feedback, MomentumResidual):
+        if isinstance(made.feedback, MomentumResidual) or self.recipe.endswith(CORRECTED):
             made = replace(made, feedback=MomentumResidual(_momentum(preset.optimizer)))
         return replace(made, feedback=NoFeedback()) if self.recipe.endswith(WITHOUT) else made
 
