@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from comm_contract import check_contract, run_gloo
 from gradsieve.comm import Comm, CountingComm, TorchComm, Traffic
+from gradsieve.comm.direct import DirectTransport
 from gradsieve.comm.mpi import MpiComm
 from gradsieve.comm.shared_memory import SharedMemoryTransport
 from gradsieve.comm.transport import CountedTransport, FramedTransport, Link, Rounds, Transport
@@ -24,7 +25,7 @@ from gradsieve.testing import run_ranks
 
 TIMEOUT_SECONDS = 60.0
 SIZES = (1, 2, 3, 4)
-TRANSPORTS = ("framed", "counted", "memory", "some memory")
+TRANSPORTS = ("framed", "counted", "memory", "some memory", "direct")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
@@ -69,6 +70,8 @@ def _check_gloo(rank: int, folder: Path) -> list[tuple[str, int]]:
             carrier = _transport(group, transport)
             check_contract(TorchComm(group, timeout_seconds=TIMEOUT_SECONDS, transport=carrier))
             assert carrier.in_memory == (transport == "memory" and size > 1)
+            if isinstance(carrier, DirectTransport):
+                assert carrier.connected == (size > 1)
             done.append((transport, size))
     dist.barrier()
     dist.destroy_process_group()
@@ -81,7 +84,10 @@ def _transport(group: dist.ProcessGroup, name: str) -> Transport:
         return FramedTransport(link)
     if name == "counted":
         return CountedTransport(link, torch.device("cpu"))
-    return (SharedMemoryTransport if name == "memory" else Distant)(FramedTransport(link), acquainted_after=0)
+    direct = DirectTransport(FramedTransport(link), connected_after=0 if name == "direct" else 4)
+    if name == "direct":
+        return direct
+    return (SharedMemoryTransport if name == "memory" else Distant)(direct, acquainted_after=0)
 
 
 class Distant(SharedMemoryTransport):
@@ -90,8 +96,8 @@ class Distant(SharedMemoryTransport):
     def _acquaint(self, rounds: Rounds) -> None:
         super()._acquaint(rounds)
         last = len(rounds)
-        if self._framed.link.rank in (0, last):
-            self._near.pop(last - self._framed.link.rank, None)
+        if self._around.link.rank in (0, last):
+            self._near.pop(last - self._around.link.rank, None)
         self.in_memory = False
 
 

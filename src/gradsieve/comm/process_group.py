@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradsieve.comm.direct import DirectTransport
 from gradsieve.comm.protocol import Comm, rotation
 from gradsieve.comm.shared_memory import SharedMemoryTransport
 from gradsieve.comm.transport import CountedTransport, FramedTransport, Link, Transport
@@ -81,7 +82,7 @@ class TorchComm(Comm):
 
 
 def _transport(link: Link, device: torch.device, gloo: bool) -> Transport:
-    return SharedMemoryTransport(FramedTransport(link)) if gloo else CountedTransport(link, device)
+    return SharedMemoryTransport(DirectTransport(FramedTransport(link))) if gloo else CountedTransport(link, device)
 
 
 def _member_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

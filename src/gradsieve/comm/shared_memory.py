@@ -1,8 +1,8 @@
 """Messages between ranks of one machine: they stay in memory, and only where they lie is sent.
 
-1. At one of the first exchanges every rank listens at a local address and tells it to all others; of two ranks the
-   lower calls the higher. Who gets through is near. The addresses (abstract ones, which only Linux has: they leave
-   nothing to clean up) do not reach into another network namespace: who separates networks wants them used.
+1. At one of the first exchanges the ranks call each other at local addresses (see `meeting`). Who gets through is near.
+   The addresses (abstract ones, which only Linux has: they leave nothing to clean up) do not reach into another network
+   namespace: who separates networks wants them used.
 2. From then on a message to a rank that is near is laid out on a board, memory without a name (memfd) that goes with
    the process, whatever ends it. A note of where it lies goes through the connection, and with the first one the board
    itself. The reader copies the message. A lost peer is noticed at once: its connection ends.
@@ -22,7 +22,6 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -30,7 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradsieve.comm.transport import FramedTransport, Link, Rounds
+from gradsieve.comm.meeting import CALL_SECONDS, Listener, met
+from gradsieve.comm.transport import Link, LinkedTransport, Rounds
 from gradsieve.errors import MessageError
 
 if sys.platform == "linux":
@@ -52,9 +52,6 @@ class Place(NamedTuple):
 
 
 NOTE = struct.Struct("<4q")  # the number of the exchange, and a place
-HELLO = struct.Struct("<q")
-CREDENTIALS = struct.Struct("3i")  # process, user, group
-CALL_SECONDS = 10.0  # for what takes microseconds
 
 
 class Board:
@@ -179,10 +176,10 @@ class Neighbour:
 
 
 class SharedMemoryTransport:
-    """A `FramedTransport` that goes through memory where two ranks share it."""
+    """Another transport, but through memory where two ranks share it."""
 
-    def __init__(self, framed: FramedTransport, acquainted_after: int = 8) -> None:
-        self._framed = framed
+    def __init__(self, around: LinkedTransport, acquainted_after: int = 8) -> None:
+        self._around = around
         self._acquainted_after = acquainted_after  # exchanges: a comm that lives for one step need not call others
         self._boards = [Board(number) for number in range(NUM_BOARDS)]
         self._near: dict[int, Neighbour] = {}
@@ -195,7 +192,7 @@ class SharedMemoryTransport:
             self._acquaint(rounds)
         near = self._near
         far_to, far_sources = ([rank for rank in ranks if rank not in near] for ranks in zip(*rounds, strict=True))
-        far = self._framed.exchange(messages, list(zip(far_to, far_sources, strict=True)))
+        far = self._around.exchange(messages, list(zip(far_to, far_sources, strict=True)))
         self._tell(messages, [to for to, _ in rounds if to in near])
         number, self._exchanges = self._exchanges, self._exchanges + 1
         for _, source in rounds:
@@ -205,10 +202,11 @@ class SharedMemoryTransport:
 
     def send_recv(self, message: Tensor, to: int | None, source: int | None) -> Tensor | None:
         """See `Transport.send_recv`. Not through memory: nothing says when the other is done reading."""
-        return self._framed.send_recv(message, to, source)
+        return self._around.send_recv(message, to, source)
 
     def _acquaint(self, rounds: Rounds) -> None:
-        self._near = acquainted(self._framed, rounds)
+        link, connections = self._around.link, met(self._around, rounds, MemoryPlace())
+        self._near = {rank: Neighbour(link, rank, connection) for rank, connection in connections.items()}
         self.in_memory = len(self._near) == len(rounds)
 
     def _tell(self, messages: Sequence[Tensor], near: Sequence[int]) -> None:
@@ -219,83 +217,35 @@ class SharedMemoryTransport:
             self._near[to].tell(self._exchanges, place, board)
 
 
-def acquainted(framed: FramedTransport, rounds: Rounds) -> dict[int, Neighbour]:
-    """Find out who is near. All ranks do this together."""
-    link, ranks = framed.link, range(len(rounds) + 1)
-    with listening(len(rounds)) as (listener, address):
-        offers = dict(framed.exchange([address for _ in ranks], rounds))
-        called = {rank: _call(offers[rank], link.rank) for rank in ranks if rank > link.rank and address.numel()}
-        reached = {rank: connection for rank, connection in called.items() if connection is not None}
-        answers = [torch.tensor([rank in reached], dtype=torch.uint8) for rank in ranks]
-        callers = {source for source, answer in framed.exchange(answers, rounds) if answer.tolist() == [1]}
-        reached |= _answered(listener, callers, link)
-    return {rank: Neighbour(link, rank, connection) for rank, connection in reached.items()}
+class MemoryPlace:
+    """An abstract address, which only processes of this machine and network namespace reach."""
 
-
-@contextmanager
-def listening(num_callers: int) -> Iterator[tuple[socket.socket | None, Tensor]]:
-    """A listener and its address as a message; empty where there can be none, or no memory to share."""
-    if sys.platform != "linux":
-        yield None, torch.empty(0, dtype=torch.uint8)
-        return
-    name = f"\0{NAME}-{secrets.token_hex(16)}".encode()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    def listen(self, num_callers: int) -> Listener:
+        """See `meeting.Place`. Only where there is memory to share."""
+        if sys.platform != "linux":
+            raise OSError("only Linux has such addresses")
+        os.close(_new_memory())  # a sandbox may forbid it
+        name = f"\0{NAME}-{secrets.token_hex(16)}".encode()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            os.close(_new_memory())
             listener.bind(name)
             listener.listen(num_callers)
-        except OSError:  # a sandbox may forbid either
-            yield None, torch.empty(0, dtype=torch.uint8)
-        else:
-            yield listener, torch.frombuffer(bytearray(name), dtype=torch.uint8)
+        except OSError:
+            listener.close()
+            raise
+        return Listener(listener, name)
+
+    def call(self, address: bytes) -> socket.socket:
+        """See `meeting.Place`."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(CALL_SECONDS)
+        try:
+            connection.connect(address)
+        except OSError:
+            connection.close()
+            raise
+        return connection
 
 
 def _new_memory() -> int:
     return os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-
-
-def _call(address: Tensor, rank: int) -> socket.socket | None:
-    """A connection to who listens there; None if nobody within reach does."""
-    if address.numel() == 0:
-        return None
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(CALL_SECONDS)
-    try:
-        connection.connect(address.numpy().tobytes())
-        connection.sendall(HELLO.pack(rank))
-    except OSError:
-        connection.close()
-        return None
-    return connection
-
-
-def _answered(listener: socket.socket | None, callers: set[int], link: Link) -> dict[int, socket.socket]:
-    """The connections of those who have called; they are waiting already."""
-    connections: dict[int, socket.socket] = {}
-    if listener is None:
-        return connections
-    listener.settimeout(link.timeout_seconds)
-    while callers - connections.keys():
-        try:
-            connection, _ = listener.accept()
-        except OSError as error:
-            raise link.lost(None, error) from error
-        rank = _caller(connection)
-        if rank in callers - connections.keys():
-            connections[rank] = connection
-        else:
-            connection.close()
-    return connections
-
-
-def _caller(connection: socket.socket) -> int:
-    """The rank that calls; -1 if it is none of this user's, or does not say."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    if CREDENTIALS.unpack(credentials)[1] != os.getuid():
-        return -1
-    connection.settimeout(CALL_SECONDS)
-    try:
-        hello = connection.recv(HELLO.size, socket.MSG_WAITALL)
-    except OSError:
-        return -1
-    return int(HELLO.unpack(hello)[0]) if len(hello) == HELLO.size else -1

@@ -41,6 +41,15 @@ class Transport(Protocol):
         ...
 
 
+class LinkedTransport(Transport, Protocol):
+    """One that others can be built around."""
+
+    @property
+    def link(self) -> Link:
+        """What it goes through."""
+        ...
+
+
 class Arrival(Protocol):
     """A message under way to this rank."""
 
