@@ -14,6 +14,7 @@ from gradsieve.recipes import OkTopkRecipe
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
 from gradsieve.selectors.exact import Exact
 from gradsieve.testing import run_ranks
+from gradsieve.vector import Sum
 
 NUMEL = 300
 
@@ -89,16 +90,22 @@ def test_a_nan_on_one_rank_skips_the_step_on_all(name: str) -> None:
     run_ranks(4, rank)
 
 
-def test_settling_by_what_is_known_to_be_gone_is_settling_by_all_entries() -> None:
+@pytest.mark.parametrize("rounding", [False, True])
+def test_settling_by_what_has_changed_is_settling_by_all_entries(rounding: bool) -> None:
+    """Also where more comes back that was rounded away: at entries that were sent, and at others."""
     numel = gradient(0, 0).numel()
     places = torch.arange(0, numel, 3)
+    total = SparseVector(places[::2].contiguous(), torch.ones(places[::2].numel()), numel)
+    more = SparseVector(torch.arange(0, numel, 4), torch.full((-(-numel // 4),), 0.125), numel)
     outcomes = []
     for known in (True, False):
         feedback, out = Residual(), Pieces([gradient(0, 0)])
         accumulated, _ = feedback.accumulate(out, out, feedback.init(out), None, 0)
         sent = SparseVector(places, accumulated[places], numel)
-        kept = sent.without(SparseVector(places[::2].contiguous(), torch.ones(places[::2].numel()), numel))
-        leftover = kept if known else SparseVector(kept.indices, kept.values, numel)
+        seen = SparseVector(places, sent.values.bfloat16().float(), numel) if rounding else sent
+        leftover: SparseVector = Sum([sent.undelivered(seen, total), more])
+        if not known:
+            leftover = SparseVector(leftover.indices, leftover.values, numel)
         outcomes.append(feedback.settle(accumulated, out, sent, leftover, feedback.init(out)).residual)
     assert torch.equal(*outcomes)
     assert not torch.equal(outcomes[0], gradient(0, 0))

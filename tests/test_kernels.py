@@ -128,7 +128,7 @@ def test_sum_runs_exclude_and_above(dtype: torch.dtype, numel: int, sizes: tuple
         assert_same(cpu.above(runs[-1], floor), reference.above(runs[-1], floor))
     seen = runs[0][1].clamp(-1, 2)  # of some values nothing is left
     assert_same(cpu.beyond(runs[0], seen), reference.beyond(runs[0], seen))
-    assert_same(cpu.undelivered(runs[0], seen, runs[-1][0]), reference.undelivered(runs[0], seen, runs[-1][0]))
+    assert_same(cpu.rounded_off(runs[0], seen, runs[-1][0]), reference.rounded_off(runs[0], seen, runs[-1][0]))
 
 
 def test_runs_are_added_in_order_since_sums_depend_on_it() -> None:

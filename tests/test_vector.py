@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradsieve import InputError, SparseVector
-from gradsieve.vector import add
+from gradsieve.vector import Sum, add
 
 
 def vector(entries: dict[int, float], numel: int = 10) -> SparseVector:
@@ -90,14 +90,34 @@ def test_without_leaves_what_the_other_does_not_have() -> None:
     assert entries(full) == {i: float(i) for i in range(10) if i not in (0, 4, 9)}
 
 
-def test_a_part_knows_what_it_lacks_of_its_whole_only() -> None:
+def test_a_remainder_knows_what_has_changed_of_its_whole_only() -> None:
     whole = vector({0: 1.0, 4: 2.0, 9: 3.0})
     part = whole.without(vector({4: 7.0, 5: 1.0}))
-    lacking = part.lacks_of(whole)
-    assert lacking is not None
-    assert lacking.tolist() == [4]
-    assert part.lacks_of(vector({0: 1.0, 4: 2.0, 9: 3.0})) is None
-    assert vector({0: 1.0}).lacks_of(whole) is None
+    changed = part.changed_of(whole)
+    assert changed is not None
+    assert (changed[0].tolist(), changed[1]) == ([4], None)
+    assert part.changed_of(vector({0: 1.0, 4: 2.0, 9: 3.0})) is None
+    assert vector({0: 1.0}).changed_of(whole) is None
+
+
+def test_of_what_was_delivered_the_rounding_is_kept() -> None:
+    sent = vector({0: 1.25, 4: 2.0, 9: 3.5})
+    seen = vector({0: 1.0, 4: 2.0, 9: 3.0})
+    kept = sent.undelivered(seen, vector({0: 5.0, 4: 5.0, 7: 5.0}))
+    changed = kept.changed_of(sent)
+    assert changed is not None
+    assert changed[1] is not None
+    assert (changed[0].tolist(), changed[1].tolist()) == ([0, 4], [0.25, 0.0])
+    assert entries(kept) == {0: 0.25, 9: 3.5}
+    assert entries(sent.undelivered(seen, SparseVector.full(torch.ones(10)))) == {0: 0.25, 9: 0.5}
+    assert entries(sent.undelivered(sent, vector({4: 5.0}))) == {0: 1.25, 9: 3.5}
+
+
+def test_a_sum_is_made_when_asked_for() -> None:
+    parts = vector({0: 1.0, 4: 2.0}), vector({4: 3.0})
+    total = Sum(parts)
+    assert total.parts == parts
+    assert (total.nnz, entries(total)) == (2, {0: 1.0, 4: 5.0})
 
 
 def test_add_refuses_nothing_and_different_lengths() -> None:

@@ -248,10 +248,26 @@ def _add_part(
 
 
 def _take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
+    """What was sent goes, what is left over stays or comes back."""
+    kept, *others = leftover.parts
+    changed = kept.changed_of(sent)
+    if changed is None:
+        _replace_(accumulated, sent, leftover)
+        return
+    places, left = changed
+    if left is None:
+        kernels(accumulated).clear_(accumulated, places)
+    else:
+        kernels(accumulated).put_(accumulated, places, left)
+    nothing = SparseVector.empty(accumulated.numel(), accumulated)
+    for other in others:
+        if other.nnz:
+            _replace_(accumulated, nothing, other)
+
+
+def _replace_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
     if sent.is_full and leftover.nnz == 0:
         accumulated.zero_()
-    elif (delivered := leftover.lacks_of(sent)) is not None:
-        kernels(accumulated).clear_(accumulated, delivered)
     else:
         kernels(accumulated).settle_(accumulated, sent.entries, leftover.entries)
 

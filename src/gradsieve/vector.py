@@ -131,9 +131,14 @@ class SparseVector:
             return SparseVector.empty(self.numel, self.values)
         return Remainder(self, kernels(self.values).shared(self.indices, other.indices))
 
-    def lacks_of(self, whole: SparseVector) -> Tensor | None:
-        """The indices `whole` has besides, if this vector is known to be `whole` without them; None if it is not."""
+    def changed_of(self, whole: SparseVector) -> tuple[Tensor, Tensor | None] | None:
+        """Where this vector differs from `whole` and what it has there, None for nothing; None if that is not known."""
         return None
+
+    @property
+    def parts(self) -> Sequence[SparseVector]:
+        """Vectors whose sum this one is."""
+        return (self,)
 
     def beyond(self, seen: SparseVector) -> SparseVector:
         """What this vector has more than `seen`, which is it or a rounded copy of it."""
@@ -150,8 +155,7 @@ class SparseVector:
             return self.without(total)
         if total.is_full:
             return self.beyond(seen)
-        entries = kernels(self.values).undelivered(self.entries, seen.values, total.indices)
-        return SparseVector.trusted(entries, self.numel)
+        return Remainder(self, *kernels(self.values).rounded_off(self.entries, seen.values, total.indices))
 
     def _check_room(self, dense: Tensor) -> None:
         if dense.shape != (self.numel,) or not dense.is_contiguous():
@@ -166,21 +170,16 @@ class SparseVector:
         object.__setattr__(self, "numel", numel)
 
 
-class Remainder(SparseVector):
-    """A vector without some of its entries. The others are sought out when asked for: who settles needs those gone."""
+class Deferred(SparseVector):
+    """A vector that is known by what it is made of; its entries are sought out if asked for."""
 
-    _whole: SparseVector
-    _gone: Tensor
-
-    def __init__(self, whole: SparseVector, gone: Tensor) -> None:
-        object.__setattr__(self, "_whole", whole)
-        object.__setattr__(self, "_gone", gone)
-        object.__setattr__(self, "numel", whole.numel)
+    def _made(self) -> Entries:
+        raise NotImplementedError
 
     @cached_property
     def entries(self) -> Entries:
         """See `SparseVector.entries`."""
-        return kernels(self._whole.values).exclude(self._whole.entries, self._gone)
+        return self._made()
 
     @property
     def indices(self) -> Tensor:
@@ -193,18 +192,53 @@ class Remainder(SparseVector):
         return self.entries[1]
 
     @property
-    def nnz(self) -> int:
-        """See `SparseVector.nnz`."""
-        return self._whole.nnz - self._gone.numel()
-
-    @property
     def is_full(self) -> bool:
         """See `SparseVector.is_full`."""
         return False
 
-    def lacks_of(self, whole: SparseVector) -> Tensor | None:
-        """See `SparseVector.lacks_of`."""
-        return self._gone if whole is self._whole else None
+
+class Remainder(Deferred):
+    """Another vector but for some entries: to settle a step, those are enough."""
+
+    _whole: SparseVector
+    _places: Tensor
+    _left: Tensor | None
+
+    def __init__(self, whole: SparseVector, places: Tensor, left: Tensor | None = None) -> None:
+        object.__setattr__(self, "_whole", whole)
+        object.__setattr__(self, "_places", places)
+        object.__setattr__(self, "_left", left)
+        object.__setattr__(self, "numel", whole.numel)
+
+    def _made(self) -> Entries:
+        untouched = kernels(self._whole.values).exclude(self._whole.entries, self._places)
+        if self._left is None:
+            return untouched
+        stays = self._left != 0
+        left = self._places[stays], self._left[stays]
+        return add(SparseVector.trusted(part, self.numel) for part in (untouched, left)).entries
+
+    def changed_of(self, whole: SparseVector) -> tuple[Tensor, Tensor | None] | None:
+        """See `SparseVector.changed_of`."""
+        return (self._places, self._left) if whole is self._whole else None
+
+
+class Sum(Deferred):
+    """Several vectors."""
+
+    _parts: tuple[SparseVector, ...]
+
+    def __init__(self, parts: Sequence[SparseVector]) -> None:
+        object.__setattr__(self, "_parts", tuple(parts))
+        object.__setattr__(self, "numel", parts[0].numel)
+
+    def _made(self) -> Entries:
+        return add(self._parts).entries
+
+    @property
+    def parts(self) -> Sequence[SparseVector]:
+        """See `SparseVector.parts`."""
+        return self._parts
 
 
 def add(vectors: Iterable[SparseVector]) -> SparseVector:

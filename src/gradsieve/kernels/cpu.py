@@ -138,12 +138,10 @@ def beyond(entries: Entries, seen: Tensor) -> Entries:
     return out[0][:found], out[1][:found]
 
 
-def undelivered(entries: Entries, seen: Tensor, other: Tensor) -> Entries:
-    """See `reference.undelivered`."""
+def rounded_off(entries: Entries, seen: Tensor, other: Tensor) -> Entries:
+    """See `reference.rounded_off`."""
     out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
-    indices, values = _arrays(*entries)
-    bits, seen_bits = _keys(entries[1])[0], _keys(seen)[0]
-    found = sorted_runs.undelivered(indices, values, bits, seen.numpy(), seen_bits, other.numpy(), *_arrays(*out))
+    found = sorted_runs.rounded_off(*_arrays(*entries), seen.numpy(), other.numpy(), *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 

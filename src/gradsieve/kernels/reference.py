@@ -110,12 +110,11 @@ def beyond(entries: Entries, seen: Tensor) -> Entries:
     return entries[0][kept], missing[kept]
 
 
-def undelivered(entries: Entries, seen: Tensor, other: Tensor) -> Entries:
-    """The entries whose index is not in the sorted `other`; those that are, less what was seen of them, if not all."""
-    delivered = torch.isin(entries[0], other, assume_unique=True)
-    missing = torch.where(delivered, entries[1] - seen, entries[1])
-    kept = ~delivered | (missing != 0)
-    return entries[0][kept], missing[kept]
+def rounded_off(entries: Entries, seen: Tensor, other: Tensor) -> Entries:
+    """Of the entries whose index is in the sorted `other`, what was not seen of them, zeros included."""
+    shared = torch.isin(entries[0], other, assume_unique=True)
+    values, seen = entries[1][shared], seen[shared]
+    return entries[0][shared], torch.where(values == seen, 0, values - seen)
 
 
 def first_disorder(indices: Tensor, low: int, high: int) -> int:

@@ -164,13 +164,8 @@ def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values:
 
 
 @_compiled
-def undelivered(
-    indices: Any, values: Any, bits: Any, seen: Any, seen_bits: Any, other: Any, out_indices: Any, out_values: Any
-) -> Any:
-    """As `exclude`, but of the entries whose index is in `other` what was not seen stays, if it is not zero.
-
-    Values come as numbers and as bit patterns, which are compared sooner; and a product with zero or one is no branch.
-    """
+def rounded_off(indices: Any, values: Any, seen: Any, other: Any, out_indices: Any, out_values: Any) -> Any:
+    """Of the entries whose index is in the sorted `other`, the values less what was seen; room for one more."""
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
     found, i, j = uint64(0), uint64(0), uint64(0)
     size = uint64(indices.size)
@@ -179,10 +174,9 @@ def undelivered(
         start -= start % WINDOW_ENTRIES
         j = _mark_window(other, j, start, touched)
         while i < size and indices[i] < start + WINDOW_ENTRIES:
-            delivered = _is_marked(touched, uint64(np.int64(indices[i]) - start))
             out_indices[found] = indices[i]
-            out_values[found] = values[i] - seen[i] * values.dtype.type(np.int64(delivered))
-            found += _ONE - (delivered & uint64(bits[i] == seen_bits[i]))
+            out_values[found] = 0 if values[i] == seen[i] else values[i] - seen[i]
+            found += _is_marked(touched, uint64(np.int64(indices[i]) - start))
             i += _ONE
         touched[:] = 0
     return found

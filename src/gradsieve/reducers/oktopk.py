@@ -38,7 +38,7 @@ from gradsieve.errors import InputError
 from gradsieve.kernels import kernels
 from gradsieve.reducers.protocol import Reduced, Reducer, equal_bounds
 from gradsieve.reducers.quantiles import Array, Spread, Summary, point_ranks
-from gradsieve.vector import SparseVector, add
+from gradsieve.vector import SparseVector, Sum, add
 from gradsieve.wire import Channel
 
 MIN_POINTS = 32  # of a rank's sums
@@ -103,7 +103,7 @@ class OkTopk(Reducer[OkTopkState]):
         kept = local.undelivered(sent, total)  # 5
         reached = sum(sizes) if predicted is None else predicted
         spread = _spread(comm.rank, summaries)
-        return Reduced(total, add([kept, channel.leftover()])), self._next(state, k, spread, sizes, reached)
+        return Reduced(total, Sum([kept, channel.leftover()])), self._next(state, k, spread, sizes, reached)
 
     def rescaled(self, state: OkTopkState, factor: float) -> OkTopkState:
         """See `Reducer.rescaled`."""
