@@ -245,13 +245,23 @@ def check_contract(comm: Comm) -> None:
             raise
 
 
+def prepared_processes() -> Any:
+    """Processes that begin with torch and all that tests need already there: importing it takes seconds each time.
+
+    One server serves all tests of a run, so all of them must ask for the same modules.
+    """
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch._dynamo", "gradsieve.ddp", "comm_contract", "ddp_faults"])
+    return context
+
+
 def run_gloo(worker: Callable[..., Any], size: int, folder: Path, *, timeout_seconds: float = 150.0) -> list[Any]:
     """Run `worker(rank, folder)` in real processes of one Gloo world: what each returned, None if it died.
 
     A rank that raises is reported with its traceback. Whoever still runs after the timeout is killed; after a
     failure that comes sooner.
     """
-    context = mp.get_context("spawn")
+    context = prepared_processes()
     ranks = [context.Process(target=_gloo_rank, args=(worker, rank, size, folder), daemon=True) for rank in range(size)]
     for process in ranks:
         process.start()

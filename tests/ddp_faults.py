@@ -6,7 +6,6 @@ Processes come from a fork server that has imported torch and run nothing: six o
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 import gradsieve
+from comm_contract import prepared_processes
 from ddp_models import attached, loss_of, train
 from gradsieve import Sieve
 
@@ -132,8 +132,7 @@ def store_of(job: Job, folder: Path) -> str:
 
 def outcomes(job: Job, folder: Path) -> dict[int, dict[str, Any]]:
     """What each survivor was told, with its exit code."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo", "gradsieve.ddp", "ddp_faults"])
+    context = prepared_processes()
     store = store_of(job, folder)
     ranks = [context.Process(target=rank_main, args=(rank, job, folder, store)) for rank in range(job.size)]
     for process in ranks:
