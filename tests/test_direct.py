@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from torch import Tensor
 from comm_contract import run_gloo
 from gradsieve import MessageError, PeerLostError, TorchComm
 from gradsieve.comm import direct, meeting
-from gradsieve.comm.direct import FRAME, DirectTransport, TcpPlace, Wire, own_address
+from gradsieve.comm.direct import FRAME, PACE_BYTES, PACE_SAMPLES, DirectTransport, Pace, TcpPlace, Wire, own_address
 from gradsieve.comm.meeting import HELLO, SECRET_BYTES, Listener
 from gradsieve.comm.shared_memory import SharedMemoryTransport
 from gradsieve.comm.transport import FramedTransport, Link, Rounds
@@ -110,6 +111,31 @@ def test_sending_to_who_has_ended_is_a_lost_peer() -> None:
     there.close()
     with pytest.raises(PeerLostError, match="lost rank 1"):
         wire.send(message(1))
+
+
+def test_the_pace_is_what_most_of_the_latest_bytes_took() -> None:
+    pace = Pace()
+    assert pace.seconds_per_byte == math.inf
+    pace.add(1.0, PACE_BYTES // 2)
+    assert pace.seconds_per_byte == math.inf, "too few bytes to tell"
+    pace.add(1.0, PACE_BYTES // 2)
+    assert pace.seconds_per_byte == 2.0 / PACE_BYTES
+    for seconds in (100.0, 3.0, 3.0):
+        pace.add(seconds, PACE_BYTES)
+    assert pace.seconds_per_byte == 3.0 / PACE_BYTES, "a hiccup does not count"
+    for _ in range(PACE_SAMPLES):
+        pace.add(0.0, PACE_BYTES)
+    assert pace.seconds_per_byte == 0.0, "a faster link is noticed"
+
+
+def test_a_message_is_under_way_from_its_first_byte_to_its_last() -> None:
+    wire, there = pair()
+    seen = []
+    for part in (FRAME.pack(0, 2)[:3], FRAME.pack(0, 2)[3:], b"a", b"b"):
+        seen.append(wire.under_way)
+        there.sendall(part)
+        wire.pull()
+    assert [*seen, wire.under_way] == [False, True, True, True, False]
 
 
 def connected(comm: TorchComm) -> bool:

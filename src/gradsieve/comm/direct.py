@@ -13,9 +13,11 @@ A lost peer is noticed at once: its connection ends.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
+import statistics
 import struct
 import sys
 import time
@@ -33,6 +35,8 @@ from gradsieve.comm.transport import Link, LinkedTransport, Rounds
 from gradsieve.errors import MessageError
 
 FRAME = struct.Struct("<2q")  # number and length of a message
+PACE_BYTES = 1 << 20  # fewer tell of latency, not of bandwidth
+PACE_SAMPLES = 7
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 GET_ADDRESS = 0x8915  # Linux's SIOCGIFADDR
 
@@ -102,6 +106,11 @@ class Wire:
                 self._unsent.appendleft(first[num_bytes:])
             num_bytes -= min(num_bytes, len(first))
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a message has come in part."""
+        return self._body is not None or len(self._room) < FRAME.size
+
     def pull(self) -> None:
         """Take in what has come."""
         while self._end is None:
@@ -114,7 +123,6 @@ class Wire:
                 return
             if count == 0:
                 self._end = ConnectionResetError("its connection ended")
-                return
             self._room = self._room[count:]
             if not self._room:
                 self._filled()
@@ -151,10 +159,25 @@ def _view(message: Tensor) -> memoryview:
     return memoryview(array)
 
 
+class Pace:
+    """What a byte costs in waiting, once its message is under way: before, one waits for a peer to compute."""
+
+    def __init__(self) -> None:
+        self._seconds, self._bytes = 0.0, 0
+        self._samples: deque[float] = deque(maxlen=PACE_SAMPLES)
+        self.seconds_per_byte = math.inf
+
+    def add(self, seconds: float, num_bytes: int) -> None:
+        """A message has come, and so long was waited while it, or another, was under way."""
+        self._seconds, self._bytes = self._seconds + seconds, self._bytes + num_bytes
+        if self._bytes >= PACE_BYTES:
+            self._samples.append(self._seconds / self._bytes)
+            self._seconds, self._bytes = 0.0, 0
+            self.seconds_per_byte = statistics.median(self._samples)
+
+
 class DirectTransport:
     """Another transport, until its ranks have connections of their own."""
-
-    in_memory = False
 
     def __init__(self, around: LinkedTransport, connected_after: int = 12, place: TcpPlace | None = None) -> None:
         self.link = around.link
@@ -162,12 +185,18 @@ class DirectTransport:
         self._connected_after = connected_after  # exchanges: a comm that lives for one step need not call others
         self._place = place or TcpPlace()
         self._wires: dict[int, Wire] = {}
+        self._pace = Pace()
         self._exchanges = 0
 
     @property
     def connected(self) -> bool:
         """Whether connections are used."""
         return bool(self._wires)
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """See `Transport.seconds_per_byte`."""
+        return self._pace.seconds_per_byte if self._wires else self._around.seconds_per_byte
 
     def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
         """See `Transport.exchange`. Sending begins with the call."""
@@ -210,9 +239,10 @@ class DirectTransport:
             connection.close()
 
     def _taken(self, source: int, number: int) -> Tensor:
-        wire, deadline = self._wires[source], self._deadline()
+        wire, deadline, waited = self._wires[source], self._deadline(), 0.0
         while (message := wire.take(number)) is None:
-            self._serve(source, deadline)
+            waited += self._serve(source, deadline)
+        self._pace.add(waited, message.numel())
         return message
 
     def _send_all(self) -> None:
@@ -223,9 +253,10 @@ class DirectTransport:
     def _deadline(self) -> float:
         return time.monotonic() + self.link.timeout_seconds
 
-    def _serve(self, awaited: int, deadline: float) -> None:
-        """Wait until any connection has something to do, and do it."""
+    def _serve(self, awaited: int, deadline: float) -> float:
+        """Wait until any connection has something to do, and do it; the seconds of that with a message under way."""
         poll, wires = select.poll(), {wire.fileno(): wire for wire in self._wires.values()}
+        under_way, began = any(wire.under_way for wire in self._wires.values()), time.monotonic()
         for descriptor, wire in wires.items():
             if wire.interest:
                 poll.register(descriptor, wire.interest)
@@ -236,6 +267,7 @@ class DirectTransport:
         for descriptor, _ in events:
             wires[descriptor].pull()
             wires[descriptor].push()
+        return time.monotonic() - began if under_way else 0.0
 
 
 class TcpPlace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -15,7 +14,6 @@ from gradsieve.comm.shared_memory import SharedMemoryTransport
 from gradsieve.comm.transport import CountedTransport, FramedTransport, Link, Transport
 from gradsieve.errors import InputError, MessageError
 
-MEASURED_FROM_BYTES = 1 << 18  # shorter exchanges tell of latency, not of bandwidth
 DEFAULT_TIMEOUT_SECONDS = 1800.0  # torch's own for Gloo
 
 
@@ -40,6 +38,11 @@ class TorchComm(Comm):
         self.device = torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())
         self._transport = transport or _transport(self._link, self.device, gloo)
 
+    @property
+    def seconds_per_byte(self) -> float:  # type: ignore[override]
+        """See `Comm.seconds_per_byte`."""
+        return self._transport.seconds_per_byte
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The backend's own all_reduce."""
         if not tensor.is_contiguous():
@@ -56,14 +59,8 @@ class TorchComm(Comm):
         if self.size == 1:
             return
         messages = [self._bytes(buffer) for buffer in buffers]
-        started, received = time.perf_counter(), 0
         for source, message in self._transport.exchange(messages, rotation(self.rank, self.size)):
-            received += message.numel()
             yield source, self._like(message, own, source)
-        if self._transport.in_memory:
-            self.seconds_per_byte = 0.0
-        elif received >= MEASURED_FROM_BYTES:
-            self.seconds_per_byte = min(self.seconds_per_byte, (time.perf_counter() - started) / received)
 
     def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
         """See `Comm.send_recv`."""

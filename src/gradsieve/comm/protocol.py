@@ -23,7 +23,7 @@ class Comm(ABC):
     rank: int
     size: int
     seconds_per_byte: float = math.inf
-    """The least that an exchange of some length has taken so far; infinite until there was one, or if not measured."""
+    """About what a byte of an exchange takes on its way; infinite if it is not known."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ for it know at once, where a ring would leave the others to the timeout.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -30,7 +31,10 @@ Rounds = Sequence[tuple[int, int]]
 class Transport(Protocol):
     """Messages of bytes between ranks; `messages[r]` is for rank r."""
 
-    in_memory: bool  # whether all messages stay in memory that the ranks share
+    @property
+    def seconds_per_byte(self) -> float:
+        """About what a byte takes; zero in memory that the ranks share, infinite if not known."""
+        ...
 
     def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
         """Yield (source, message) in the order of the rounds."""
@@ -155,7 +159,7 @@ class FramedTransport:
     whatever its size.
     """
 
-    in_memory = False
+    seconds_per_byte = math.inf
 
     def __init__(self, link: Link, in_flight: int = 8) -> None:
         self.link = link
@@ -209,7 +213,7 @@ class FramedTransport:
 class CountedTransport:
     """For any backend (NCCL): lengths first, in one small all-to-all, then data in messages of known size."""
 
-    in_memory = False
+    seconds_per_byte = math.inf
 
     def __init__(self, link: Link, device: torch.device) -> None:
         self.link = link
