@@ -56,7 +56,9 @@ class SparseVector:
     @classmethod
     def concatenate(cls, parts: Sequence[SparseVector]) -> SparseVector:
         """Parts of one vector whose index ranges follow each other."""
-        return cls.trusted(kernels(parts[0].values).joined([part.entries for part in parts]), parts[0].numel)
+        joined = kernels(parts[0].values).joined
+        entries = joined([part.indices for part in parts]), joined([part.values for part in parts])
+        return cls.trusted(entries, parts[0].numel)
 
     @property
     def indices(self) -> Tensor:
@@ -124,6 +126,10 @@ class SparseVector:
         edges = list(bounds) if self.is_full else _places(self.indices, bounds)
         indices = self.indices
         return [SparseVector.trusted((indices[a:b], self.values[a:b]), self.numel) for a, b in pairwise(edges)]
+
+    def with_values(self, parts: Sequence[Tensor]) -> SparseVector:
+        """Other values, in parts that follow each other, at the same indices."""
+        return SparseVector.trusted((self.indices, kernels(self.values).joined(parts)), self.numel)
 
     def without(self, other: SparseVector) -> SparseVector:
         """The entries at indices that `other` does not have."""

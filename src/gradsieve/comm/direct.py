@@ -49,6 +49,7 @@ class Wire:
         self._peer = peer
         self._connection = connection
         self._connection.setblocking(False)
+        self.descriptor = connection.fileno()
         if connection.family != socket.AF_UNIX:
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unsent: deque[memoryview] = deque()
@@ -61,10 +62,6 @@ class Wire:
 
     def __del__(self) -> None:
         self._connection.close()
-
-    def fileno(self) -> int:
-        """For polling."""
-        return self._connection.fileno()
 
     @property
     def interest(self) -> int:
@@ -255,12 +252,11 @@ class DirectTransport:
 
     def _serve(self, awaited: int, deadline: float) -> float:
         """Wait until any connection has something to do, and do it; the seconds of that with a message under way."""
-        poll, wires = select.poll(), {wire.fileno(): wire for wire in self._wires.values()}
         under_way, began = any(wire.under_way for wire in self._wires.values()), time.monotonic()
+        poll, wires = select.poll(), {wire.descriptor: wire for wire in self._wires.values() if wire.interest}
         for descriptor, wire in wires.items():
-            if wire.interest:
-                poll.register(descriptor, wire.interest)
-        events = poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
+            poll.register(descriptor, wire.interest)
+        events = poll.poll(max(0.0, deadline - began) * 1e3)
         if not events:
             error = TimeoutError("timed out")
             raise self.link.lost(awaited, error) from error

@@ -97,17 +97,16 @@ def sum_runs(runs: Sequence[Entries]) -> Entries:
     """See `reference.sum_runs`."""
     if len(runs) == 1:
         return runs[0]
-    indices, values = joined(runs)
+    indices, values = joined([run[0] for run in runs]), joined([run[1] for run in runs])
     bounds = np.cumsum([0] + [run[0].numel() for run in runs])
     out = _empty_like(indices, values, indices.numel() + sorted_runs.READ_OFF_AT_ONCE)
     found = sorted_runs.sum_runs(*_arrays(indices, values), bounds, *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 
-def joined(runs: Sequence[Entries]) -> Entries:
+def joined(parts: Sequence[Tensor]) -> Tensor:
     """See `reference.joined`. `torch.cat` shares out even short vectors and then waits for a busy core."""
-    indices, values = zip(*(_arrays(*run) for run in runs), strict=True)
-    return torch.from_numpy(np.concatenate(indices)), torch.from_numpy(np.concatenate(values))
+    return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
 
 
 def above(entries: Entries, floor: float) -> Entries:
@@ -254,7 +253,8 @@ def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: 
         return max(found)
     if chunks == 1:
         return indices[0, : found[0]], values[0, : found[0]]
-    return joined([(indices[chunk, : found[chunk]], values[chunk, : found[chunk]]) for chunk in range(chunks)])
+    parts = range(chunks)
+    return joined([indices[at, : found[at]] for at in parts]), joined([values[at, : found[at]] for at in parts])
 
 
 def _chunk_bounds(numel: int) -> list[int]:

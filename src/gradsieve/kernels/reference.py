@@ -81,9 +81,9 @@ def sum_runs(runs: Sequence[Entries]) -> Entries:
     return indices, values
 
 
-def joined(runs: Sequence[Entries]) -> Entries:
-    """Runs end to end."""
-    return torch.cat([run[0] for run in runs]), torch.cat([run[1] for run in runs])
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """End to end."""
+    return torch.cat(list(parts))
 
 
 def above(entries: Entries, floor: float) -> Entries:

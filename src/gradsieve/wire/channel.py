@@ -82,7 +82,7 @@ class Channel:
         arriving = self._arriving([message for message, _ in packed], parts[rank], ranges[rank])
         if all(seen is part for (_, seen), part in zip(packed, parts, strict=True)):
             return Scattered(vector, arriving)
-        return Scattered(SparseVector.concatenate([seen for _, seen in packed]), arriving)
+        return Scattered(vector.with_values([seen.values for _, seen in packed]), arriving)
 
     def _arriving(
         self, messages: Sequence[Tensor], own: SparseVector, allowed: tuple[int, int]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gradsieve.errors import MessageError, MismatchError
-from gradsieve.kernels import index_dtype, kernels
+from gradsieve.kernels import index_dtype
 from gradsieve.kernels.bits import num_words
 from gradsieve.vector import SparseVector
 from gradsieve.wire import indices as index_codes
@@ -35,7 +35,7 @@ HEADER_WORDS = 8
 OVERHEAD_BYTES = 8 * (HEADER_WORDS + 1)
 
 _MAGIC = 0x6753  # "gS"
-_VERSION = 2
+_VERSION = 3
 _END_MARK = 0x6576656973  # "sieve"
 _VALUE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -45,7 +45,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Header(NamedTuple):
     """What the receiver must know to read the rest."""
 
-    kind: int  # magic, version, whether all values are finite, dtype: a byte each but the first
+    kind: int  # magic, version, zero, dtype: a byte each but the first
     numel: int
     k: int
     low: int  # an index that none is below
@@ -158,9 +158,8 @@ class _Reader:
 
     def check_header(self) -> None:
         header, expected = self.header, self.expected
-        magic, version = header.kind >> 24, header.kind >> 16 & 0xFF
-        finite, dtype = header.kind >> 8 & 0xFF, header.kind & 0xFF
-        if magic != _MAGIC or finite > 1 or dtype >= len(_VALUE_DTYPES):
+        magic, version, dtype = header.kind >> 24, header.kind >> 16 & 0xFF, header.kind & 0xFFFF
+        if magic != _MAGIC or dtype >= len(_VALUE_DTYPES):
             raise self.malformed(f"unknown header {header.kind:#x}")
         if version != _VERSION:
             raise self.differs("the wire version", version, _VERSION)
@@ -220,12 +219,8 @@ def _edges(index_code: IndexCode, value_code: ValueCode, note_size: int) -> list
 def _header(
     vector: SparseVector, expected: Expected, low: int, index_code: IndexCode, value_code: ValueCode, note: Array
 ) -> Header:
-    kind = _MAGIC << 24 | _VERSION << 16 | _finite(vector) << 8 | _VALUE_DTYPES.index(vector.values.dtype)
+    kind = _MAGIC << 24 | _VERSION << 16 | _VALUE_DTYPES.index(vector.values.dtype)
     return Header(kind, expected.numel, expected.k, low, vector.nnz, index_code.word, value_code.word, note.size)
-
-
-def _finite(vector: SparseVector) -> bool:
-    return kernels(vector.values).all_finite(vector.values)
 
 
 def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
