@@ -263,6 +263,10 @@ def test_variants_of_recipes() -> None:
     assert dgc.build(preset).feedback == MomentumResidual(0.9)
     assert dgc.optimizer(preset).momentum == 0.0  # type: ignore[attr-defined]
     assert Exchange("oktopk").optimizer(preset) == preset.optimizer
+    corrected = Exchange("oktopk-momentum")
+    assert corrected.build(preset).feedback == MomentumResidual(0.9)
+    assert corrected.build(preset).reducer == Exchange("oktopk").build(preset).reducer
+    assert corrected.optimizer(preset).momentum == 0.0  # type: ignore[attr-defined]
     paper = WORKLOADS["resnet20"].preset("paper")
     schedule = Exchange("gtopk").schedule(paper, steps_per_epoch=10)
     assert [schedule.density_at(step) for step in (0, 10, 20, 999)] == [0.015625, 0.004, 0.001, 0.001]
