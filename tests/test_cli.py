@@ -42,6 +42,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert __version__ in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("argument", "code"), [("--version", 0), ("nosuch", 2)])
+def test_the_package_is_the_command(argument: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-m", "gradsieve", argument], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert "gradsieve" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_nothing_asked_for_gives_help(capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     captured = capsys.readouterr()
