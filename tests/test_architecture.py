@@ -29,6 +29,7 @@ FLOORS = [
     {"front"},
     {"lab"},
     {"cli"},
+    {"__main__"},
 ]
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 # Each front end may import its own framework, and is imported only by those who use it.
