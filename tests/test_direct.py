@@ -232,6 +232,20 @@ def _one_is_apart(rank: int, folder: Path) -> bool:
     return connected(comm)
 
 
+def test_the_pace_counts_an_exchange_as_a_whole(tmp_path: Path) -> None:
+    """While one waits for the first long message the others come too: taken one by one, most seemed to need no time."""
+    assert run_gloo(_slow_exchange, 4, tmp_path) == [1] * 4
+
+
+def _slow_exchange(rank: int, folder: Path) -> int:
+    comm = direct_comm()
+    list(comm.exchange([torch.ones(2 * PACE_BYTES // 4)] * comm.size))
+    samples = len(cast(DirectTransport, comm._transport)._pace._samples)
+    dist.barrier()
+    dist.destroy_process_group()
+    return samples
+
+
 def test_a_killed_rank_is_known_to_all_at_once(tmp_path: Path) -> None:
     outcomes = run_gloo(_killed, 4, tmp_path)
     assert outcomes.pop(2) is None

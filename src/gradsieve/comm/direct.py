@@ -165,7 +165,7 @@ class Pace:
         self.seconds_per_byte = math.inf
 
     def add(self, seconds: float, num_bytes: int) -> None:
-        """A message has come, and so long was waited while it, or another, was under way."""
+        """So much has come in an exchange, and so long was waited while it did."""
         self._seconds, self._bytes = self._seconds + seconds, self._bytes + num_bytes
         if self._bytes >= PACE_BYTES:
             self._samples.append(self._seconds / self._bytes)
@@ -208,8 +208,13 @@ class DirectTransport:
         return self._arrivals(numbers)
 
     def _arrivals(self, numbers: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Tensor]]:
+        waited, num_bytes = 0.0, 0
         for source, number in numbers:
-            yield source, self._taken(source, number)
+            message, seconds = self._taken(source, number)
+            waited, num_bytes = waited + seconds, num_bytes + message.numel()
+            yield source, message
+        # All together: while one waits for the first message, the others come as well.
+        self._pace.add(waited, num_bytes)
         self._send_all()
 
     def send_recv(self, message: Tensor, to: int | None, source: int | None) -> Tensor | None:
@@ -219,7 +224,10 @@ class DirectTransport:
         number = None if source is None else self._wires[source].expect()
         if to is not None:
             self._wires[to].send(message)
-        received = None if source is None or number is None else self._taken(source, number)
+        received = None
+        if source is not None and number is not None:
+            received, waited = self._taken(source, number)
+            self._pace.add(waited, received.numel())
         self._send_all()
         return received
 
@@ -235,12 +243,12 @@ class DirectTransport:
         for connection in connections.values():
             connection.close()
 
-    def _taken(self, source: int, number: int) -> Tensor:
+    def _taken(self, source: int, number: int) -> tuple[Tensor, float]:
+        """A message, and how long was waited for it while any was under way."""
         wire, deadline, waited = self._wires[source], self._deadline(), 0.0
         while (message := wire.take(number)) is None:
             waited += self._serve(source, deadline)
-        self._pace.add(waited, message.numel())
-        return message
+        return message, waited
 
     def _send_all(self) -> None:
         deadline = self._deadline()
