@@ -111,6 +111,22 @@ def test_settling_by_what_has_changed_is_settling_by_all_entries(rounding: bool)
     assert not torch.equal(outcomes[0], gradient(0, 0))
 
 
+def test_momentum_stops_where_it_was_delivered_also_if_everything_was_sent() -> None:
+    """A full vector lies in the accumulated one itself: settled first, what had been sent was read as zero."""
+    grad = torch.tensor([1.5, -2.5, 3.5, 0.75])
+    velocities = []
+    for copied in (False, True):
+        feedback, out = MomentumResidual(0.9), Pieces([grad.clone()])
+        state = feedback.init(out)
+        accumulated, _ = feedback.accumulate(out, out, state, None, 0)
+        sent = SparseVector.full(accumulated.clone() if copied else accumulated)
+        total = SparseVector(torch.tensor([0, 2]), torch.tensor([1.0, 3.0]), 4)
+        seen = SparseVector.full(sent.values.clone() - 0.25)
+        leftover = Sum([sent.undelivered(seen, total), SparseVector(torch.tensor([1]), torch.tensor([0.125]), 4)])
+        velocities.append(feedback.settle(accumulated, out, sent, leftover, state).velocity)
+    assert velocities[0].tolist() == velocities[1].tolist() == [0.0, -2.5, 0.0, 0.75]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gradients_leave_a_float32_residual(dtype: torch.dtype) -> None:
     """A thousand small gradients in one coordinate must not be rounded away one by one."""

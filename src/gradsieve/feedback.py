@@ -172,8 +172,9 @@ class MomentumResidual:
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: MomentumState
     ) -> MomentumState:
         """See `Feedback.settle`."""
+        delivered = _delivered(local, leftover)  # before: a full vector that is sent lies in `accumulated` itself
         _take_off_(accumulated, local, leftover)
-        _take_off_(state.spare_velocity, _delivered(local, leftover), SparseVector.empty(local.numel, accumulated))
+        _take_off_(state.spare_velocity, delivered, SparseVector.empty(local.numel, accumulated))
         _keep_withheld_(grad, state.residual, accumulated)
         _keep_withheld_(grad, state.velocity, state.spare_velocity)
         return MomentumState(state.spare_velocity, accumulated, state.velocity, state.residual)
