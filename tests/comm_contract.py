@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -22,8 +23,8 @@ from torch import Tensor
 
 from gradsieve.comm import FRAME_BYTES, Comm
 from gradsieve.comm.protocol import rotation
-from gradsieve.comm.transport import FIRST_PART_BYTES
-from gradsieve.errors import InputError
+from gradsieve.comm.transport import FIRST_PART_BYTES, Link
+from gradsieve.errors import InputError, PeerLostError
 
 FITS_FIRST_PART = FIRST_PART_BYTES - FRAME_BYTES
 DTYPES = (torch.uint8, torch.int32, torch.int64, torch.float32)
@@ -293,3 +294,57 @@ def _gloo_rank(worker: Callable[..., Any], rank: int, size: int, folder: Path) -
         (folder / f"failure-{rank}").write_text(f"rank {rank}: {traceback.format_exc()}")
         raise
     (folder / f"outcome-{rank}").write_text(outcome)
+
+
+class SomeLink:
+    """As much of a `Link` as one end of a connection needs."""
+
+    rank = 0
+    timeout_seconds = 0.2
+    room_for = Link.room_for
+
+    def lost(self, peer: int | None, error: BaseException) -> PeerLostError:
+        return PeerLostError(f"rank {self.rank}: lost rank {peer} ({error})", peer=peer)
+
+
+def told_of_loss(comm: Comm) -> tuple[str, float]:
+    """What a rank is told when it goes on exchanging though a peer does not, and after how many seconds."""
+    began = time.perf_counter()
+    try:
+        for _ in range(3):
+            list(comm.exchange([torch.ones(600_000)] * comm.size))
+    except PeerLostError as error:
+        return str(error), time.perf_counter() - began
+    return "nothing", time.perf_counter() - began
+
+
+def told_of_kill(comm: Comm, victim: int, folder: Path) -> tuple[str, float] | None:
+    """One rank kills itself; what the others are told. All of them wait for each other: who ended would be lost too."""
+    if comm.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    told = told_of_loss(comm)
+    (folder / f"told-{comm.rank}").touch()
+    while not all((folder / f"told-{other}").exists() for other in range(comm.size) if other != victim):
+        time.sleep(0.02)
+    return told
+
+
+def assert_all_were_told(outcomes: list[Any], victim: int, within_seconds: float) -> None:
+    """Of `told_of_kill`, on every rank."""
+    assert outcomes[victim] is None
+    for rank, outcome in enumerate(outcomes):
+        if rank != victim:
+            sentence, seconds = outcome
+            assert sentence.startswith(f"rank {rank}: lost rank {victim} ")
+            assert seconds < within_seconds
+
+
+def seen_after_exchanges(comm: Comm, count: int, look: Callable[[], Any]) -> list[Any]:
+    """What is to be seen after each of some exchanges; then the world ends."""
+    seen = []
+    for _ in range(count):
+        list(comm.exchange([torch.ones(3)] * comm.size))
+        seen.append(look())
+    dist.barrier()
+    dist.destroy_process_group()
+    return seen

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import socket
 import time
 from pathlib import Path
@@ -15,7 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from comm_contract import run_gloo
+from comm_contract import (
+    SomeLink,
+    assert_all_were_told,
+    run_gloo,
+    seen_after_exchanges,
+    told_of_kill,
+    told_of_loss,
+)
 from gradsieve import MessageError, PeerLostError, TorchComm
 from gradsieve.comm import direct, meeting
 from gradsieve.comm.direct import FRAME, PACE_BYTES, PACE_SAMPLES, DirectTransport, Pace, TcpPlace, Wire, own_address
@@ -25,17 +30,6 @@ from gradsieve.comm.transport import FramedTransport, Link, Rounds
 
 PATIENT_SECONDS = 60.0
 MORE_THAN_SYSTEMS_HOLD = 12_000_000  # bytes: Linux keeps up to 6 MB for a receiver and 4 MB of a sender
-
-
-class SomeLink:
-    """As much of a `Link` as a wire needs."""
-
-    rank = 0
-    timeout_seconds = 0.2
-    room_for = Link.room_for
-
-    def lost(self, peer: int | None, error: BaseException) -> PeerLostError:
-        return PeerLostError(f"rank {self.rank}: lost rank {peer} ({error})", peer=peer)
 
 
 def pair() -> tuple[Wire, socket.socket]:
@@ -247,35 +241,14 @@ def _slow_exchange(rank: int, folder: Path) -> int:
 
 
 def test_a_killed_rank_is_known_to_all_at_once(tmp_path: Path) -> None:
-    outcomes = run_gloo(_killed, 4, tmp_path)
-    assert outcomes.pop(2) is None
-    for rank, (sentence, seconds) in zip((0, 1, 3), outcomes, strict=True):
-        assert sentence.startswith(f"rank {rank}: lost rank 2 ")
-        assert seconds < PATIENT_SECONDS / 2
+    assert_all_were_told(run_gloo(_killed, 4, tmp_path), 2, PATIENT_SECONDS / 2)
 
 
 def _killed(rank: int, folder: Path) -> tuple[str, float] | None:
     comm = direct_comm()
     list(comm.exchange([torch.ones(10)] * comm.size))
     assert connected(comm)
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    began = time.perf_counter()
-    sentence = _sentence(comm)
-    # A survivor that ended now would be lost itself.
-    (folder / f"told-{rank}").touch()
-    while not all((folder / f"told-{other}").exists() for other in (0, 1, 3)):
-        time.sleep(0.02)
-    return sentence, time.perf_counter() - began
-
-
-def _sentence(comm: TorchComm) -> str:
-    try:
-        for _ in range(3):
-            list(comm.exchange([torch.ones(600_000)] * comm.size))
-    except PeerLostError as error:
-        return str(error)
-    return "nothing"
+    return told_of_kill(comm, 2, folder)
 
 
 def test_silence_is_a_lost_peer_within_the_timeout(tmp_path: Path) -> None:
@@ -292,8 +265,7 @@ def _silent(rank: int, folder: Path) -> tuple[str, float] | None:
         while not (folder / "told").exists():
             time.sleep(0.02)
         return None
-    began = time.perf_counter()
-    outcome = _sentence(comm), time.perf_counter() - began
+    outcome = told_of_loss(comm)
     (folder / "told").touch()
     return outcome
 
@@ -349,10 +321,4 @@ def test_a_comm_that_lives_for_a_step_does_not_call_others(tmp_path: Path) -> No
 def _short_lived(rank: int, folder: Path) -> list[Any]:
     transport = DirectTransport(FramedTransport(Link(dist.group.WORLD, PATIENT_SECONDS)))
     comm = TorchComm(timeout_seconds=PATIENT_SECONDS, transport=transport)
-    seen = []
-    for _ in range(14):
-        list(comm.exchange([torch.ones(3)] * comm.size))
-        seen.append(transport.connected)
-    dist.barrier()
-    dist.destroy_process_group()
-    return seen
+    return seen_after_exchanges(comm, 14, lambda: transport.connected)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from comm_contract import run_gloo
+from comm_contract import SomeLink, assert_all_were_told, run_gloo, seen_after_exchanges, told_of_kill
 from gradsieve import MessageError, PeerLostError, TorchComm
 from gradsieve.comm.shared_memory import NOTE, Board, MemoryPlace, Neighbour, Place, SharedMemoryTransport
 from gradsieve.comm.transport import FramedTransport, Link
@@ -23,16 +21,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 PATIENT_SECONDS = 60.0
 MESSAGES = [torch.arange(100, dtype=torch.uint8), torch.arange(7, dtype=torch.uint8)]
-
-
-class SomeLink:
-    """As much of a `Link` as a neighbour needs."""
-
-    rank = 0
-    timeout_seconds = 0.2
-
-    def lost(self, peer: int | None, error: BaseException) -> PeerLostError:
-        return PeerLostError(f"rank {self.rank}: lost rank {peer} ({error})", peer=peer)
 
 
 def pair() -> tuple[Neighbour, Neighbour, socket.socket]:
@@ -156,11 +144,7 @@ def test_where_memory_cannot_be_shared_nobody_can_call(monkeypatch: pytest.Monke
 
 
 def test_a_killed_neighbour_is_known_to_all_at_once(tmp_path: Path) -> None:
-    outcomes = run_gloo(_killed, 4, tmp_path)
-    assert outcomes.pop(2) is None
-    for rank, (sentence, seconds) in zip((0, 1, 3), outcomes, strict=True):
-        assert sentence.startswith(f"rank {rank}: lost rank 2 ")
-        assert seconds < PATIENT_SECONDS / 2
+    assert_all_were_told(run_gloo(_killed, 4, tmp_path), 2, PATIENT_SECONDS / 2)
 
 
 def _killed(rank: int, folder: Path) -> tuple[str, float] | None:
@@ -168,24 +152,7 @@ def _killed(rank: int, folder: Path) -> tuple[str, float] | None:
     comm = TorchComm(timeout_seconds=PATIENT_SECONDS, transport=transport)
     list(comm.exchange([torch.ones(10)] * comm.size))
     assert transport.in_memory
-    if rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    began = time.perf_counter()
-    sentence = _sentence(comm)
-    # A survivor that ended now would be lost itself.
-    (folder / f"told-{rank}").touch()
-    while not all((folder / f"told-{other}").exists() for other in (0, 1, 3)):
-        time.sleep(0.02)
-    return sentence, time.perf_counter() - began
-
-
-def _sentence(comm: TorchComm) -> str:
-    try:
-        for _ in range(3):
-            list(comm.exchange([torch.ones(600_000)] * comm.size))
-    except PeerLostError as error:
-        return str(error)
-    return "nothing"
+    return told_of_kill(comm, 2, folder)
 
 
 def test_a_comm_that_lives_for_one_step_does_not_call_its_neighbours(tmp_path: Path) -> None:
@@ -195,10 +162,4 @@ def test_a_comm_that_lives_for_one_step_does_not_call_its_neighbours(tmp_path: P
 def _short_lived(rank: int, folder: Path) -> list[Any]:
     transport = SharedMemoryTransport(FramedTransport(Link(dist.group.WORLD, PATIENT_SECONDS)))
     comm = TorchComm(timeout_seconds=PATIENT_SECONDS, transport=transport)
-    seen = []
-    for _ in range(10):
-        list(comm.exchange([torch.ones(3)] * comm.size))
-        seen.append(transport.in_memory)
-    dist.barrier()
-    dist.destroy_process_group()
-    return seen
+    return seen_after_exchanges(comm, 10, lambda: transport.in_memory)

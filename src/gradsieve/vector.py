@@ -177,15 +177,7 @@ class SparseVector:
 
 
 class Deferred(SparseVector):
-    """A vector that is known by what it is made of; its entries are sought out if asked for."""
-
-    def _made(self) -> Entries:
-        raise NotImplementedError
-
-    @cached_property
-    def entries(self) -> Entries:
-        """See `SparseVector.entries`."""
-        return self._made()
+    """A vector that is known by what it is made of: `entries`, which each kind makes if asked for, is all it has."""
 
     @property
     def indices(self) -> Tensor:
@@ -216,7 +208,9 @@ class Remainder(Deferred):
         object.__setattr__(self, "_left", left)
         object.__setattr__(self, "numel", whole.numel)
 
-    def _made(self) -> Entries:
+    @cached_property
+    def entries(self) -> Entries:
+        """See `SparseVector.entries`."""
         untouched = kernels(self._whole.values).exclude(self._whole.entries, self._places)
         if self._left is None:
             return untouched
@@ -238,7 +232,9 @@ class Sum(Deferred):
         object.__setattr__(self, "_parts", tuple(parts))
         object.__setattr__(self, "numel", parts[0].numel)
 
-    def _made(self) -> Entries:
+    @cached_property
+    def entries(self) -> Entries:
+        """See `SparseVector.entries`."""
         return add(self._parts).entries
 
     @property

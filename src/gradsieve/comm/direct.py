@@ -50,8 +50,6 @@ class Wire:
         self._connection = connection
         self._connection.setblocking(False)
         self.descriptor = connection.fileno()
-        if connection.family != socket.AF_UNIX:
-            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unsent: deque[memoryview] = deque()
         self._sent, self._expected = 0, 0  # messages
         self._arrived: deque[tuple[int, Tensor]] = deque()
@@ -237,11 +235,12 @@ class DirectTransport:
         connections = met(self._around, rounds, self._place)
         complete = torch.tensor([len(connections) == len(rounds)], dtype=torch.int32)
         self.link.finish_call(dist.all_reduce, complete, dist.ReduceOp.MIN)
-        if int(complete):
-            self._wires = {rank: Wire(self.link, rank, connection) for rank, connection in connections.items()}
-            return
-        for connection in connections.values():
-            connection.close()
+        for rank, connection in connections.items():
+            if int(complete):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._wires[rank] = Wire(self.link, rank, connection)
+            else:
+                connection.close()
 
     def _taken(self, source: int, number: int) -> tuple[Tensor, float]:
         """A message, and how long was waited for it while any was under way."""
@@ -278,7 +277,7 @@ class TcpPlace:
     """An address of the network that the ranks' machines share."""
 
     def listen(self, num_callers: int) -> Listener:
-        """See `meeting.Place`. At the interface Gloo is told to use, else at the one that leads to the first rank."""
+        """See `MeetingPlace`. At the interface Gloo is told to use, else at the one that leads to the first rank."""
         if not hasattr(select, "poll"):
             raise OSError("this system cannot wait for several connections at once")  # Windows stays with Gloo
         family, host = own_address()
@@ -292,7 +291,7 @@ class TcpPlace:
         return Listener(listener, f"{listener.getsockname()[1]} {host}".encode())
 
     def call(self, address: bytes) -> socket.socket:
-        """See `meeting.Place`."""
+        """See `MeetingPlace`."""
         port, _, host = address.decode("ascii", "replace").partition(" ")
         if not port.isdigit():
             raise OSError(f"{address!r} is no address")

@@ -20,7 +20,6 @@ from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 
 from gradsieve.comm.transport import LinkedTransport, Rounds
 
@@ -38,7 +37,7 @@ class Listener(NamedTuple):
     address: bytes
 
 
-class Place(Protocol):
+class MeetingPlace(Protocol):
     """A kind of address."""
 
     def listen(self, num_callers: int) -> Listener:
@@ -50,7 +49,7 @@ class Place(Protocol):
         ...
 
 
-def met(transport: LinkedTransport, rounds: Rounds, place: Place) -> dict[int, socket.socket]:
+def met(transport: LinkedTransport, rounds: Rounds, place: MeetingPlace) -> dict[int, socket.socket]:
     """Connections to those of the ranks in `rounds` with whom they could be made; both ends of each have it."""
     if not rounds:
         return {}
@@ -63,12 +62,10 @@ def met(transport: LinkedTransport, rounds: Rounds, place: Place) -> dict[int, s
         offers = tell({to: b"" if listener is None else secret + listener.address for to, _ in rounds})
         able = {source: offer for source, offer in offers.items() if source > rank and offer and listener is not None}
         called = _called(place, able, rank)
-        callers = {
-            source for source, said in tell({to: bytes([to in called]) for to, _ in rounds}).items() if any(said)
-        }
+        callers = tell.whether(called)
         answered = {} if listener is None else _answered(listener.socket, secret, callers)
-        confirmed = tell({to: bytes([to in answered]) for to, _ in rounds})
-    for other in [other for other in called if not any(confirmed[other])]:
+        confirmed = tell.whether(answered)
+    for other in called.keys() - confirmed:
         called.pop(other).close()
     return answered | called
 
@@ -87,23 +84,19 @@ class _Teller(NamedTuple):
         nothing = torch.empty(0, dtype=torch.uint8)
         messages = [nothing] * (1 + max(sayings, default=0))
         for to, saying in sayings.items():
-            messages[to] = _message(saying)
+            messages[to] = torch.tensor(list(saying), dtype=torch.uint8)
         arrived = self.transport.exchange(messages, self.rounds)
         return {source: message.numpy().tobytes() for source, message in arrived}
 
 
-def _message(saying: bytes) -> Tensor:
-    return torch.tensor(list(saying), dtype=torch.uint8)
-
-
-def _listener(place: Place, num_callers: int) -> Listener | None:
+def _listener(place: MeetingPlace, num_callers: int) -> Listener | None:
     try:
         return place.listen(num_callers)
     except OSError:
         return None
 
 
-def _called(place: Place, offers: Mapping[int, bytes], rank: int) -> dict[int, socket.socket]:
+def _called(place: MeetingPlace, offers: Mapping[int, bytes], rank: int) -> dict[int, socket.socket]:
     """All are called at once: one after the other, those whom a firewall hides would add up to minutes."""
 
     def call(offer: bytes) -> socket.socket | None:

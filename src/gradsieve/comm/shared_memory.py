@@ -226,7 +226,7 @@ class MemoryPlace:
     """An abstract address, which only processes of this machine and network namespace reach."""
 
     def listen(self, num_callers: int) -> Listener:
-        """See `meeting.Place`. Only where there is memory to share."""
+        """See `MeetingPlace`. Only where there is memory to share."""
         if sys.platform != "linux":
             raise OSError("only Linux has such addresses")
         os.close(_new_memory())  # a sandbox may forbid it
@@ -241,7 +241,7 @@ class MemoryPlace:
         return Listener(listener, name)
 
     def call(self, address: bytes) -> socket.socket:
-        """See `meeting.Place`."""
+        """See `MeetingPlace`."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(CALL_SECONDS)
         try:
