@@ -130,17 +130,12 @@ def _alone_until(indices: Any, positions: Any, bounds: Any, alone: Any) -> Any:
 def shared(indices: Any, other: Any, out: Any) -> Any:
     """The indices that are in the sorted `other` too; room for one more, since it writes before it knows."""
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
-    found, i, j = uint64(0), uint64(0), uint64(0)
-    size = uint64(indices.size)
-    while i < size:
-        start = np.int64(indices[i])
-        start -= start % WINDOW_ENTRIES
-        j = _mark_window(other, j, start, touched)
-        while i < size and indices[i] < start + WINDOW_ENTRIES:
-            out[found] = indices[i]
-            found += _is_marked(touched, uint64(np.int64(indices[i]) - start))
-            i += _ONE
-        touched[:] = 0
+    found, start, after = uint64(0), np.int64(-WINDOW_ENTRIES), uint64(0)
+    for i in range(uint64(indices.size)):
+        if indices[i] >= start + WINDOW_ENTRIES:
+            start, after = _marked_window(indices[i], other, after, touched)
+        out[found] = indices[i]
+        found += _is_marked(touched, uint64(np.int64(indices[i]) - start))
     return found
 
 
@@ -148,18 +143,13 @@ def shared(indices: Any, other: Any, out: Any) -> Any:
 def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values: Any) -> Any:
     """The entries whose index is not in the sorted `other`; room for one more, since it writes before it knows."""
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
-    found, i, j = uint64(0), uint64(0), uint64(0)
-    size = uint64(indices.size)
-    while i < size:
-        start = np.int64(indices[i])
-        start -= start % WINDOW_ENTRIES
-        j = _mark_window(other, j, start, touched)
-        while i < size and indices[i] < start + WINDOW_ENTRIES:
-            out_indices[found] = indices[i]
-            out_values[found] = values[i]
-            found += _ONE - _is_marked(touched, uint64(np.int64(indices[i]) - start))
-            i += _ONE
-        touched[:] = 0
+    found, start, after = uint64(0), np.int64(-WINDOW_ENTRIES), uint64(0)
+    for i in range(uint64(indices.size)):
+        if indices[i] >= start + WINDOW_ENTRIES:
+            start, after = _marked_window(indices[i], other, after, touched)
+        out_indices[found] = indices[i]
+        out_values[found] = values[i]
+        found += _ONE - _is_marked(touched, uint64(np.int64(indices[i]) - start))
     return found
 
 
@@ -167,31 +157,28 @@ def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values:
 def rounded_off(indices: Any, values: Any, seen: Any, other: Any, out_indices: Any, out_values: Any) -> Any:
     """Of the entries whose index is in the sorted `other`, the values less what was seen; room for one more."""
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
-    found, i, j = uint64(0), uint64(0), uint64(0)
-    size = uint64(indices.size)
-    while i < size:
-        start = np.int64(indices[i])
-        start -= start % WINDOW_ENTRIES
-        j = _mark_window(other, j, start, touched)
-        while i < size and indices[i] < start + WINDOW_ENTRIES:
-            out_indices[found] = indices[i]
-            out_values[found] = 0 if values[i] == seen[i] else values[i] - seen[i]
-            found += _is_marked(touched, uint64(np.int64(indices[i]) - start))
-            i += _ONE
-        touched[:] = 0
+    found, start, after = uint64(0), np.int64(-WINDOW_ENTRIES), uint64(0)
+    for i in range(uint64(indices.size)):
+        if indices[i] >= start + WINDOW_ENTRIES:
+            start, after = _marked_window(indices[i], other, after, touched)
+        out_indices[found] = indices[i]
+        out_values[found] = 0 if values[i] == seen[i] else values[i] - seen[i]
+        found += _is_marked(touched, uint64(np.int64(indices[i]) - start))
     return found
 
 
 @_inlined
-def _mark_window(indices: Any, position: Any, start: Any, touched: Any) -> Any:
-    """Mark the indices of one window, from a position that does not lie beyond it; the position after them."""
+def _marked_window(index: Any, indices: Any, position: Any, touched: Any) -> Any:
+    """Mark what lies in the window of an index, from a position not beyond it; its start, and the position after it."""
+    touched[:] = 0
+    start = np.int64(index) - np.int64(index) % WINDOW_ENTRIES
     size = uint64(indices.size)
     while position < size and indices[position] < start:
         position += _ONE
     while position < size and indices[position] < start + WINDOW_ENTRIES:
         _mark(touched, uint64(np.int64(indices[position]) - start))
         position += _ONE
-    return position
+    return start, position
 
 
 @_inlined
