@@ -10,10 +10,11 @@ import pytest
 
 import networks
 from gradsieve.cli import main
-from gradsieve.errors import InputError
+from gradsieve.errors import InputError, MismatchError
 from gradsieve.lab.bench.breakeven import break_even, range_text
 from gradsieve.lab.bench.picture import draw_race, draw_steps
-from gradsieve.lab.bench.train import TrainPlan, _rows, _seconds_to
+from gradsieve.lab.bench.timed import WARMING_STEPS, StepTime, require_equal
+from gradsieve.lab.bench.train import TrainPlan, _read, _rows, _seconds_to
 from gradsieve.lab.train.exchange import Exchange, mixtures
 from gradsieve.lab.train.plan import Plan
 
@@ -72,6 +73,51 @@ def test_bytes_of_peers_are_what_an_interface_counts(
         assert computed < counted < 1.35 * computed + 25_000, row["recipe"]
 
 
+def test_where_links_are_slow_only_the_time_of_a_step_is_taken_on_them(
+    race: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loss is that of the race on loopback, bit for bit; seconds are steps times those of a timed step."""
+    options = ["--recipe", "dense", "oktopk", "--values", "exact", "bf16", "--peer", *RACED, "--ranks", "2"]
+    timed = ["--timed-steps", "7", "--out", str(tmp_path), "--json"]
+    assert main(["bench", "train", *SMALL, *options, "--density", "0.05", *timed]) == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    for row, trained in zip(rows, race[1]["results"], strict=True):
+        assert [at[0::2] for at in row["curves"][0]] == [at[0::2] for at in trained["curves"][0]]
+        assert len(row["raw_seconds"]) == 2  # stretches of four steps
+        dense_steps = 1 if row["recipe"] in ("powersgd-2", "local-sgd") else 0  # a tenth of 10
+        for step, seconds, _ in row["curves"][0]:
+            expected = dense_steps * rows[0]["seconds"] + (step - dense_steps) * row["seconds"]
+            assert seconds == pytest.approx(expected)
+        (run,) = (tmp_path / "loopback").glob(f"{row['recipe']}{'-bf16' * (row['values'] == 'bf16')}-seed0")
+        steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert max(steps) == WARMING_STEPS + 8
+
+
+def test_a_dense_start_takes_dense_time() -> None:
+    time = StepTime(0.1, 2.0, 5, 0.05, 1e6, [0.1])
+    assert time.until(3) == 6.0
+    assert time.until(15) == pytest.approx(11.0)
+
+
+def test_a_loss_that_depends_on_the_network_is_no_loss_of_another_network() -> None:
+    found = [{"recipe": "oktopk", "digest": "a"}]
+    require_equal("100mbit", found, "1gbit", [{"recipe": "oktopk", "digest": "a"}])
+    with pytest.raises(MismatchError, match="oktopk came to other parameters on 100mbit than on 1gbit"):
+        require_equal("100mbit", found, "1gbit", [{"recipe": "oktopk", "digest": "b"}])
+
+
+def test_recipes_are_held_against_the_first_peer_that_is_there(tmp_path: Path) -> None:
+    exchanges = [Exchange(name) for name in ("dense", "fp16", "powersgd-1", "topka")]
+    plan = TrainPlan(Plan("resnet20", exchanges[0]), exchanges, [0], ["loopback"], 2)
+    losses = {"dense": [3.0, 2.5, 2.2, 2.0], "fp16": [3.0, 2.5, 2.0], "powersgd-1": [3.0, 2.4], "topka": [3.0, 2.0]}
+    results = [finished(tmp_path, name, course) for name, course in losses.items()]
+    rows = {row["recipe"]: row for row in _rows(plan, "loopback", _read(plan, tmp_path, results))}
+    assert {row["best_peer"] for row in rows.values()} == {"fp16"}
+    assert rows["topka"]["speedup_over_best_peer"] == 2.0
+    assert rows["dense"]["speedup_over_best_peer"] == pytest.approx(2 / 3)
+    assert "speedup_over_best_peer" not in rows["powersgd-1"]
+
+
 def test_the_time_to_a_target_is_that_of_the_first_test_that_reaches_it() -> None:
     tests = [{"seconds": 1.0, "loss": 3.0}, {"seconds": 2.0, "loss": 1.9}, {"seconds": 3.0, "loss": 2.5}]
     assert _seconds_to(tests, "loss", 2.0) == 2.0
@@ -98,7 +144,7 @@ def test_who_goes_astray_has_no_loss_and_does_not_end_the_race(tmp_path: Path) -
     plan = TrainPlan(Plan("resnet20", exchanges[1]), exchanges, [0], ["loopback"], 2)
     results = [finished(tmp_path, "fp16", [], diverged=True), finished(tmp_path, "dense", [3.0, 2.0])]
     results.append(finished(tmp_path, "topka", [3.0, 2.5], diverged=True))
-    rows = {row["recipe"]: row for row in _rows(plan, "loopback", tmp_path, results)}
+    rows = {row["recipe"]: row for row in _rows(plan, "loopback", _read(plan, tmp_path, results))}
     assert rows["dense"]["test_loss"] == 2.0
     assert rows["dense"]["diverged"] == 0
     for name in ("fp16", "topka"):
@@ -107,7 +153,7 @@ def test_who_goes_astray_has_no_loss_and_does_not_end_the_race(tmp_path: Path) -
     draw_race(tmp_path / "race.png", list(rows.values()))
     results[1]["diverged"] = True
     with pytest.raises(InputError, match="dense went astray, so there is no target: lower --lr"):
-        _rows(plan, "loopback", tmp_path, results)
+        _read(plan, tmp_path, results)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +163,8 @@ def test_who_goes_astray_has_no_loss_and_does_not_end_the_race(tmp_path: Path) -
         (["--peer", "powersgd-3"], "unknown peer 'powersgd-3'; did you mean 'powersgd-"),
         (["--peer", "fp16", "--no-peers"], "--peer and --no-peers exclude each other"),
         (["--ranks", "1"], "ranks must be at least 2"),
+        (["--timed-steps", "0"], "timed-steps"),
+        (["--preset", "paper", "--timed-steps", "4"], "timed steps need --density"),
         (["--margin", "2"], "margin must be in [0, 1), got 2"),
         (["--network", "fast"], "a rate must be unlimited or between 100kbit and 100gbit"),
     ],

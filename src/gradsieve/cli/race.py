@@ -22,7 +22,19 @@ from gradsieve.cli.training import plan_of, run_folder, workload_options
 from gradsieve.cli.values import ManyValues, count
 
 RECIPES = ("dense", "oktopk")
-AROUND = ("recipes", "values", "peers", "no_peers", "networks", "ranks", "seeds", "margin", "out", "as_json")
+AROUND = (
+    "recipes",
+    "values",
+    "peers",
+    "no_peers",
+    "networks",
+    "ranks",
+    "seeds",
+    "margin",
+    "timed_steps",
+    "out",
+    "as_json",
+)
 
 
 @click.command(cls=ManyValues)
@@ -46,6 +58,12 @@ AROUND = ("recipes", "values", "peers", "no_peers", "networks", "ranks", "seeds"
 @click.option("--seeds", type=str, callback=count, default=1, show_default=True, help="Runs of each: seeds 0, 1, …")
 @workload_options
 @click.option("--margin", type=float, default=0.03, show_default=True, help="How far the target is above dense's end.")
+@click.option(
+    "--timed-steps",
+    type=str,
+    callback=count,
+    help="Train once, on loopback, and take the time of so many steps on each network.  [default: train on each]",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the runs.  [default: runs/race-…]")
 @json_option()
 def train(**options: Any) -> None:
@@ -61,7 +79,15 @@ def train(**options: Any) -> None:
     peers = raced_peers(around["peers"], around["no_peers"], networks)
     named = [*around["recipes"], *(name for name in peers if name != "ddp")]  # which is dense
     raced = mixtures(plan.exchange, named, around["values"])
-    race = TrainPlan(plan, raced, range(around["seeds"]), networks or (LOOPBACK,), around["ranks"], around["margin"])
+    race = TrainPlan(
+        plan,
+        raced,
+        range(around["seeds"]),
+        networks or (LOOPBACK,),
+        around["ranks"],
+        around["margin"],
+        around["timed_steps"],
+    )
     folder = run_folder(around["out"], f"race-{plan.workload}")
     with termination_unwinds(), measuring() as progress:
         report = bench_train(race, folder, progress)

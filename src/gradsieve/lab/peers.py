@@ -22,6 +22,7 @@ from gradsieve.registry import Registry
 
 GRACE_DENSITY = 0.01
 LOCAL_STEPS = 4  # as in the documentation of torch's averager
+DENSE_SHARE = 0.1  # of the steps, before hooks that begin late do; what torch's documentation of PowerSGD advises
 EARLIEST_START = 2  # PowerSGD's: DDP cuts its buckets anew after the first step
 WHOLE_MODEL_MB = 100_000
 
@@ -63,6 +64,10 @@ class Peer:
     begins_late: bool = False  # whether a run should exchange as DDP does at first
     local_steps: int = 1  # between two averagings of the model, if gradients are not exchanged at all
     bytes_received: CountBytes = dense_bytes
+
+    def num_dense_steps(self, total_steps: int) -> int:
+        """Of a run, before the hook begins."""
+        return round(DENSE_SHARE * total_steps) if self.begins_late else 0
 
 
 def _power_sgd(rank: int) -> MakeHook:

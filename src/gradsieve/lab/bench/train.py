@@ -3,13 +3,16 @@
 All exchanges train the same model on the same batches, in turns on the same ranks, and learning rates and the number of
 steps are the workload's for all of them. The target is the loss on the test data that dense DDP ends at, a little
 more, since runs differ by chance; whoever has not reached it by its last step has no time. Tests are outside the time.
+
+Where links are slow dense takes hours. With `timed_steps` all train once, on loopback, and on every network only the
+time of a step is taken (see `timed`).
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from gradsieve.lab.bench.contest import Progress, silent
 from gradsieve.lab.bench.picture import draw_race
 from gradsieve.lab.bench.report import Column, Report, Row, environment, megabytes, milliseconds, thousands, times
 from gradsieve.lab.bench.site import LOOPBACK, check_networks, run_on
+from gradsieve.lab.bench.timed import StepTime, read_times, require_equal, timed_exchange, timed_plan
 from gradsieve.lab.train.comparison import compare_everywhere, run_name
 from gradsieve.lab.train.exchange import DENSE, Exchange
 from gradsieve.lab.train.journal import METRICS, read_rows
@@ -40,6 +44,7 @@ COLUMNS = (
     Column("test_loss_deviation", "±", lambda value: f"{value:.2g}"),
     Column("seconds_to_target", "to the target", lambda value: f"{value:.1f} s"),
     Column("speedup_to_target", "dense /", times),
+    Column("speedup_over_best_peer", "best peer /", times),
     Column("interface_bytes_received_per_rank", "by interface", megabytes),
 )
 
@@ -54,6 +59,7 @@ class TrainPlan:
     networks: Sequence[str]
     ranks: int
     margin: float = 0.03  # of the loss dense ends at, that a target lies above it
+    timed_steps: int | None = None  # on each network, where the loss is trained on loopback; None trains on each
 
     def __post_init__(self) -> None:
         if not any(exchange.recipe == DENSE for exchange in self.exchanges):
@@ -62,22 +68,92 @@ class TrainPlan:
             raise InputError(f"ranks must be at least 2, or nothing is sent, got {self.ranks}")
         if not 0 <= self.margin < 1:
             raise InputError(f"margin must be in [0, 1), got {self.margin}")
+        if self.timed_steps is not None:
+            if self.timed_steps < 1:
+                raise InputError(f"timed steps must be at least 1, got {self.timed_steps}")
+            if self.run.steps is None:
+                raise InputError("timed steps need the number of steps of a run, not of epochs")
+            if any(each.density is None for each in self.exchanges) and self.run.resolved().sieve.warmup:
+                raise InputError(
+                    "timed steps need --density: with the preset's warm-up no step takes as long as others"
+                )
+
+    @property
+    def dense(self) -> Exchange:
+        """Whose loss is the target."""
+        return next(exchange for exchange in self.exchanges if exchange.recipe == DENSE)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One exchange's runs, one a seed: what each came to, and its tests."""
+
+    results: list[Row]
+    tests: list[list[Row]]
 
 
 def bench_train(plan: TrainPlan, folder: Path, progress: Progress = silent) -> Report:
     """All networks, one after the other; the runs themselves are kept in the folder."""
     check_networks(plan.networks, plan.ranks)
-    rows: list[Row] = []
-    for network in plan.networks:
-        place = folder / network
-        results = run_on(
-            network, plan.ranks, train, plan, place, network != LOOPBACK, on_report=_in_steps(plan, network, progress)
-        )[0]  # fmt: skip
-        rows += _rows(plan, network, place, results)
+    found = _trained_once(plan, folder, progress) if plan.timed_steps else _trained_on_each(plan, folder, progress)
+    rows = [row for network, runs in found for row in _rows(plan, network, runs)]
     report = Report(environment(), rows)
     (folder / "race.json").write_text(report.to_json() + "\n")
     draw_race(folder / "race.png", rows)
     return report
+
+
+Found = Iterator[tuple[str, list[Trained]]]
+"""Networks, and the runs of all exchanges on each."""
+
+
+def _trained_on_each(plan: TrainPlan, folder: Path, progress: Progress) -> Found:
+    for network in plan.networks:
+        results = _train_on(network, plan, folder / network, progress)
+        yield network, _read(plan, folder / network, results)
+
+
+def _trained_once(plan: TrainPlan, folder: Path, progress: Progress) -> Found:
+    assert plan.timed_steps is not None
+    assert plan.run.steps is not None
+    results = _train_on(LOOPBACK, plan, folder / "course", progress)
+    course = _read(plan, folder / "course", results)
+    timed = replace(
+        plan,
+        run=timed_plan(plan.run, plan.timed_steps),
+        exchanges=[timed_exchange(exchange) for exchange in plan.exchanges],
+        seeds=plan.seeds[:1],
+    )
+    first: list[Row] = []
+    for network in plan.networks:
+        own = _train_on(network, timed, folder / network, progress)
+        first = first or own
+        require_equal(network, own, plan.networks[0], first)
+        times = read_times(folder / network, timed.exchanges, timed.dense, timed.seeds[0], plan.run.steps)
+        yield network, [_on_time(runs, time) for runs, time in zip(course, times, strict=True)]
+
+
+def _train_on(network: str, plan: TrainPlan, folder: Path, progress: Progress) -> list[Row]:
+    see = _in_steps(plan, network, progress)
+    results: list[Row] = run_on(network, plan.ranks, train, plan, folder, network != LOOPBACK, on_report=see)[0]
+    return results
+
+
+def _read(plan: TrainPlan, folder: Path, results: Sequence[Row]) -> list[Trained]:
+    if any(result["diverged"] for result in results if result["recipe"] == plan.dense.label):
+        raise InputError(f"dense went astray, so there is no target: lower --lr (its runs are in {folder})")
+    return [
+        Trained(
+            [result for result in results if result["recipe"] == exchange.label],
+            [_tests(folder / run_name(exchange, seed)) for seed in plan.seeds],
+        )
+        for exchange in plan.exchanges
+    ]
+
+
+def _on_time(runs: Trained, time: StepTime) -> Trained:
+    pairs = [time.applied(*pair) for pair in zip(runs.results, runs.tests, strict=True)]
+    return Trained([result for result, _ in pairs], [tests for _, tests in pairs])
 
 
 def train(worker: Worker, plan: TrainPlan, folder: Path, in_network: bool) -> list[Row]:
@@ -101,19 +177,15 @@ def _in_steps(plan: TrainPlan, network: str, progress: Progress) -> Callable[[An
     return see
 
 
-def _rows(plan: TrainPlan, network: str, folder: Path, results: Sequence[Row]) -> list[Row]:
-    curves = {
-        exchange: [_tests(folder / run_name(exchange, seed)) for seed in plan.seeds] for exchange in plan.exchanges
-    }
-    dense = next(exchange for exchange in plan.exchanges if exchange.recipe == DENSE)
-    if any(result["diverged"] for result in results if result["recipe"] == dense.label):
-        raise InputError(f"dense went astray, so there is no target: lower --lr (its runs are in {folder})")
-    metric = _loss_of(curves[dense][0])
-    target = (1 + plan.margin) * statistics.fmean(tests[-1][metric] for tests in curves[dense])
-    reference = _measured(dense, results, curves[dense], metric, target)
+def _rows(plan: TrainPlan, network: str, trained: Sequence[Trained]) -> list[Row]:
+    runs_of = dict(zip(plan.exchanges, trained, strict=True))
+    dense = runs_of[plan.dense]
+    metric = _loss_of(dense.tests[0])
+    target = (1 + plan.margin) * statistics.fmean(tests[-1][metric] for tests in dense.tests)
+    reference = _measured(dense, metric, target)
     rows: list[Row] = []
-    for exchange in plan.exchanges:
-        measured = _measured(exchange, results, curves[exchange], metric, target)
+    for exchange, runs in runs_of.items():
+        measured = _measured(runs, metric, target)
         if "seconds_to_target" in measured and "seconds_to_target" in reference:
             measured["speedup_to_target"] = reference["seconds_to_target"] / measured["seconds_to_target"]
         rows.append({
@@ -127,17 +199,29 @@ def _rows(plan: TrainPlan, network: str, folder: Path, results: Sequence[Row]) -
             "threads": threads_per_worker(plan.ranks),
             "seeds": list(plan.seeds),
             "target_loss": target,
+            "timed_steps": plan.timed_steps,
             "speedup_over_dense": reference["seconds"] / measured["seconds"],
             **measured,
         })  # fmt: skip
+    _compare_with_peers(rows)
     return rows
 
 
-def _measured(
-    exchange: Exchange, results: Sequence[Row], tests: Sequence[Sequence[Row]], metric: str, target: float
-) -> Row:
+def _compare_with_peers(rows: Sequence[Row]) -> None:
+    """How much sooner than the first of torch's own ways, dense among them, a recipe was there."""
+    peers = [row for row in rows if row["peer"] and "seconds_to_target" in row]
+    if not peers:
+        return
+    best = min(peers, key=lambda row: float(row["seconds_to_target"]))
+    for row in rows:
+        row["best_peer"] = best["recipe"]
+        if "seconds_to_target" in row:
+            row["speedup_over_best_peer"] = best["seconds_to_target"] / row["seconds_to_target"]
+
+
+def _measured(runs: Trained, metric: str, target: float) -> Row:
     """One exchange over all seeds."""
-    own = [result for result in results if result["recipe"] == exchange.label]
+    own, tests = runs.results, runs.tests
     losses = [rows[-1][metric] for rows, result in zip(tests, own, strict=True) if not result["diverged"]]
     reached = [_seconds_to(rows, metric, target) for rows in tests]
     known = [seconds for seconds in reached if seconds is not None]
@@ -149,7 +233,7 @@ def _measured(
         "exchange_seconds": statistics.median(result["phase_seconds"]["exchange"] for result in own),
         "bytes_received_per_rank": statistics.fmean(result["bytes_received_per_step"] for result in own),
         "diverged": sum(result["diverged"] for result in own),
-        "raw_seconds": [result["step_seconds"] for result in own],
+        "raw_seconds": own[0].get("raw_seconds") or [result["step_seconds"] for result in own],
         "raw_seconds_to_target": reached,
         "curves": [[[row["step"], row["seconds"], row[metric]] for row in rows] for rows in tests],
     }

@@ -61,6 +61,10 @@ class Exchange:
         """For tables and plots."""
         return self.recipe if self.values == "exact" else f"{self.recipe} {self.values}"
 
+    def num_dense_steps(self, total_steps: int) -> int:
+        """Steps of a run that send everything before this begins."""
+        return self.dense_steps if self.peer is None else self.peer.num_dense_steps(total_steps)
+
     def build(self, preset: Preset) -> Recipe:
         """The recipe, with the preset's periods, and with the optimizer's momentum where it takes its place."""
         base = EXCHANGES[self.recipe]

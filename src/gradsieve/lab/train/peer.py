@@ -12,14 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.lab.peers import Peer, dense_bytes
 
-DENSE_SHARE = 0.1  # of the steps, before hooks that begin late do; what torch's documentation of PowerSGD advises
-
 
 class PeerAtWork:
     """A peer of one replica. Local SGD's models differ between averagings; what is scored is their mean."""
 
     def __init__(self, peer: Peer, bare: nn.Module, total_steps: int) -> None:
-        self.start = round(DENSE_SHARE * total_steps) if peer.begins_late else 0
+        self.start = peer.num_dense_steps(total_steps)
         self.model = DistributedDataParallel(bare, bucket_cap_mb=peer.bucket_mb)
         if peer.make_hook is not None:
             self.model.register_comm_hook(*peer.make_hook(self.start))
