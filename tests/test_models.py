@@ -45,6 +45,19 @@ def test_every_published_model_is_there() -> None:
     assert set(MODELS) == set(PUBLISHED)
 
 
+@pytest.mark.parametrize(("name", "expected"), [("lstm", 19_780_400), ("bert", 19_081_532)])
+def test_the_medium_size_is_the_published_one(name: str, expected: int) -> None:
+    """The medium LSTM of Zaremba et al. with 10,000 symbols; BERT-mini, 11.2 million, and a decoder of its own."""
+    architecture = MODELS[name]
+    with torch.device("meta"):
+        assert count_parameters(architecture.make(architecture.shape("medium"))) == expected
+
+
+def test_a_size_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(InputError, match="there is no medium size of VGG-16"):
+        MODELS["vgg16"].shape("medium")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_small_size_is_small_and_every_parameter_gets_a_gradient(name: str) -> None:
     architecture = MODELS[name]
@@ -130,5 +143,5 @@ def test_speech_outputs_see_so_far_ahead_and_no_further() -> None:
 def test_unknown_names_and_sizes_are_refused() -> None:
     with pytest.raises(InputError, match="unknown model 'vgg19'; did you mean 'vgg16'"):
         MODELS["vgg19"]
-    with pytest.raises(InputError, match="size must be one of paper, small, got 'huge'"):
+    with pytest.raises(InputError, match="size must be one of paper, medium, small, got 'huge'"):
         MODELS["vgg16"].shape("huge")  # type: ignore[arg-type]

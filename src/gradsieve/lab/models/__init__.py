@@ -37,6 +37,7 @@ MODELS: Registry[Architecture[Any]] = Registry(
             LstmShape(vocabulary=256, embedding=96, hidden=256, dropout=0.0, spread=0.08),
             66_034_000,
             "LSTM language model of two layers",
+            LstmShape(embedding=650, hidden=650, dropout=0.5, spread=0.05),  # the medium one of Zaremba et al.
         ),
         "deepspeech": Architecture(
             DeepSpeech,
@@ -51,6 +52,7 @@ MODELS: Registry[Architecture[Any]] = Registry(
             BertShape(vocabulary=4096, hidden=128, layers=4, heads=4, feedforward=512, positions=128, dropout=0.0),
             133_547_324,
             "BERT-base with masked-word and next-sentence heads, decoder not shared",
+            BertShape(hidden=256, layers=4, heads=4, feedforward=1024),  # BERT-mini of Turc et al., 2019
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""What every model of the laboratory has in common: a shape, two sizes of it, and a start that a seed decides."""
+"""What every model of the laboratory has in common: a shape in some sizes, and a start that a seed decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from gradsieve.errors import InputError
 
-Size = Literal["paper", "small"]
+Size = Literal["paper", "medium", "small"]
 SIZES: tuple[Size, ...] = get_args(Size)
 
 S = TypeVar("S")
@@ -19,19 +19,22 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Architecture(Generic[S]):
-    """A model in the size of the papers, and in one that trains in minutes on two cores."""
+    """A model in the size of the papers, in one that trains in minutes on two cores, and some in between."""
 
     make: Callable[[S], nn.Module]  # a shape in, a model out
     paper: S
     small: S
     num_parameters: int  # of the paper's size; tests hold the model to it
     description: str
+    medium: S | None = None  # a size that others have published, where exchanging outweighs computing on two cores
 
     def shape(self, size: Size, **fields: Any) -> S:
         """The shape of this size, with what the data decides (classes, vocabulary, features) put in."""
         if size not in SIZES:
             raise InputError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
-        chosen: Any = self.paper if size == "paper" else self.small
+        chosen: Any = {"paper": self.paper, "medium": self.medium, "small": self.small}[size]
+        if chosen is None:
+            raise InputError(f"there is no {size} size of {self.description}")
         changed: S = replace(chosen, **fields)
         return changed
 

@@ -27,7 +27,17 @@ from gradsieve.lab.models import Architecture
 from gradsieve.lab.workloads.optimizer import Sgd
 from gradsieve.lab.workloads.schedule import Cosine, Exponential
 from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
-from gradsieve.lab.workloads.workload import GTOPK, PARTLY, SMALL, Limits, Preset, Workload, presets, unknown_source
+from gradsieve.lab.workloads.workload import (
+    GTOPK,
+    MEDIUM,
+    PARTLY,
+    SMALL,
+    Limits,
+    Preset,
+    Workload,
+    presets,
+    unknown_source,
+)
 
 SOURCES = ("library", "text")
 TEST_WINDOWS = 16  # how much longer a window is in testing
@@ -122,6 +132,16 @@ LSTM = Workload(
             schedule=Cosine(0.05),
             clip_norm=1.0,
             note=SMALL,
+        ),
+        medium=Preset(
+            "medium",
+            TextData(symbols="pieces", vocabulary=10_000, length=35),
+            batch=4,
+            epochs=1,
+            optimizer=Sgd(4.0, momentum=0.0),
+            schedule=Cosine(0.05),
+            clip_norm=1.0,
+            note=MEDIUM,
         ),
         paper=Preset(
             "paper",

@@ -18,7 +18,7 @@ from gradsieve.lab.workloads.language import SOURCES, TextData
 from gradsieve.lab.workloads.optimizer import Adam
 from gradsieve.lab.workloads.schedule import Linear
 from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
-from gradsieve.lab.workloads.workload import PUBLISHED, SMALL, Limits, Preset, Sieve, Workload, presets
+from gradsieve.lab.workloads.workload import MEDIUM, PUBLISHED, SMALL, Limits, Preset, Sieve, Workload, presets
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +81,17 @@ BERT = Workload(
             sieve=Sieve(density=0.01, threshold_every=128),
             clip_norm=1.0,
             note=SMALL,
+        ),
+        medium=Preset(
+            "medium",
+            TextData(symbols="pieces", vocabulary=30_522, length=128),
+            batch=2,
+            epochs=1,
+            optimizer=Adam(5e-4, weight_decay=0.01),
+            schedule=Linear(0.1),
+            sieve=Sieve(density=0.01, threshold_every=128),
+            clip_norm=1.0,
+            note=MEDIUM,
         ),
         paper=Preset(
             "paper",

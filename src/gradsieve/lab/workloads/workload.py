@@ -76,6 +76,7 @@ ALL = Limits()
 PUBLISHED = "batch, optimizer, schedule, density and periods of the Ok-Topk paper"
 PARTLY = "density and its warm-up from the gTop-k paper; rate, schedule and number of epochs as usual for the model"
 SMALL = "chosen here to learn within minutes on two cores"
+MEDIUM = "chosen here for a model in a size that others have published, to be raced on slow links"
 GTOPK = Sieve("gtopk", density=0.001, warmup=(0.015625, 0.004))
 
 
