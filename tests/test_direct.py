@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import socket
 import time
@@ -211,19 +212,36 @@ class Mute(TcpPlace):
 
 @pytest.mark.parametrize("kind", ["Hidden", "Mute", "Reluctant"])
 def test_if_one_pair_does_not_come_to_speak_all_stay_with_gloo(kind: str, tmp_path: Path) -> None:
+    """And the ranks it is about say so, since it costs time and nothing else would tell."""
     (tmp_path / "kind").write_text(kind)
-    assert run_gloo(_one_is_apart, 3, tmp_path) == [False] * 3
+    found = run_gloo(_one_is_apart, 3, tmp_path)
+    assert [connected for connected, _ in found] == [False] * 3
+    apart = {"Hidden": [[2], [2], [0, 1]], "Mute": [[2], [2], [0, 1]]}
+    for rank, ((_, said), missing) in enumerate(zip(found, apart.get(kind, [[1], [0], []]), strict=True)):
+        if kind == "Reluctant":  # which of its two calls comes first is chance
+            assert len(said) <= 1
+            continue
+        (line,) = said
+        named = ", ".join(map(str, missing))
+        assert line.startswith(
+            f"rank {rank}: no connection with rank {named} within 3 s, so messages go on through Gloo"
+        )
+    assert sum(len(said) for _, said in found) == (2 if kind == "Reluctant" else 3)
 
 
-def _one_is_apart(rank: int, folder: Path) -> bool:
+def _one_is_apart(rank: int, folder: Path) -> tuple[bool, list[str]]:
     who, kind = {"Hidden": (2, Hidden), "Mute": (2, Mute), "Reluctant": (0, Reluctant)}[(folder / "kind").read_text()]
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradsieve").addHandler(handler)
     comm = direct_comm(place=kind() if rank == who else None)
     for _ in range(3):
         arrived = dict(comm.exchange([torch.full((5,), rank)] * comm.size))
         assert [arrived[source].tolist() for source in range(3)] == [[source] * 5 for source in range(3)]
     dist.barrier()
     dist.destroy_process_group()
-    return connected(comm)
+    return connected(comm), said
 
 
 def test_the_pace_counts_an_exchange_as_a_whole(tmp_path: Path) -> None:

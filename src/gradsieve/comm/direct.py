@@ -13,6 +13,7 @@ A lost peer is noticed at once: its connection ends.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -235,6 +236,12 @@ class DirectTransport:
         connections = met(self._around, rounds, self._place)
         complete = torch.tensor([len(connections) == len(rounds)], dtype=torch.int32)
         self.link.finish_call(dist.all_reduce, complete, dist.ReduceOp.MIN)
+        if missing := sorted({to for to, _ in rounds} - connections.keys()):
+            logging.getLogger("gradsieve").warning(
+                "rank %d: no connection with rank %s within %g s, so messages go on through Gloo, which takes more "
+                "processor time; %s can name the network interface that machines reach each other by",
+                self.link.rank, ", ".join(map(str, missing)), CALL_SECONDS, GLOO_INTERFACE,
+            )  # fmt: skip
         for rank, connection in connections.items():
             if int(complete):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
