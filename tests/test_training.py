@@ -28,6 +28,7 @@ from gradsieve.lab.train.replica import Replica
 from gradsieve.lab.train.world import found_world
 from gradsieve.lab.workers import Worker, run_workers
 from gradsieve.lab.workloads import WORKLOADS
+from gradsieve.lab.workloads.optimizer import Sgd
 from gradsieve.lab.workloads.workload import Limits, Preset
 
 SMALL = [
@@ -254,6 +255,26 @@ def test_what_is_owed_is_of_clipped_gradients() -> None:
         assert 0.1 * CLIP_NORM < norm < 1.001 * math.sqrt(2) * CLIP_NORM
 
 
+def rates_of_a_step(worker: Worker) -> list[float]:
+    plans = [
+        Plan("resnet20", Exchange(name), steps=4, batch=4, train_samples=32) for name in ("oktopk", "oktopk-nomomentum")
+    ]
+    rates = []
+    for plan in plans:
+        replica = Replica(plan, plan.open())
+        replica.advance(1)
+        (group,) = replica.optimizer.param_groups
+        rates += [group["lr"], group["momentum"]]
+        replica.close()
+    return rates
+
+
+def test_a_run_without_momentum_moves_at_the_rate_that_momentum_comes_to() -> None:
+    rate, momentum, plain, none = run_workers(1, rates_of_a_step)[0]
+    assert (momentum, none) == (0.9, 0.0)
+    assert plain == pytest.approx(10 * rate)
+
+
 def test_variants_of_recipes() -> None:
     preset = WORKLOADS["vgg16"].preset()
     bare = Exchange("oktopk-nofeedback", values="int8").build(preset)
@@ -267,6 +288,14 @@ def test_variants_of_recipes() -> None:
     assert corrected.build(preset).feedback == MomentumResidual(0.9)
     assert corrected.build(preset).reducer == Exchange("oktopk").build(preset).reducer
     assert corrected.optimizer(preset).momentum == 0.0  # type: ignore[attr-defined]
+    plain = Exchange("oktopk-nomomentum")
+    assert plain.build(preset) == Exchange("oktopk").build(preset)
+    setting = plain.optimizer(preset)  # instead of a rate of 0.05 and a momentum of 0.9
+    assert setting == Sgd(rate=pytest.approx(0.5), momentum=0.0, weight_decay=5e-4)  # type: ignore[arg-type]
+    assert Exchange("dense-nomomentum").optimizer(preset) == setting
+    assert Exchange("dense-nomomentum").peer == Exchange("dense").peer
+    adam = WORKLOADS["bert"].preset()
+    assert plain.optimizer(adam) == adam.optimizer
     paper = WORKLOADS["resnet20"].preset("paper")
     schedule = Exchange("gtopk").schedule(paper, steps_per_epoch=10)
     assert [schedule.density_at(step) for step in (0, 10, 20, 999)] == [0.015625, 0.004, 0.001, 0.001]

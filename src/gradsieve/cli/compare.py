@@ -32,8 +32,8 @@ AROUND = ("workers", "timeout", "as_json", "out", "recipes", "seeds", "values")
     callback=names,
     default="dense,topka,gtopk,gaussiank,oktopk",
     show_default=True,
-    help="With commas; randomk, oktopk-nofeedback and the like show what fails; oktopk-momentum has DGC's correction; "
-    "fp16, powersgd-2, … are torch's hooks.",
+    help="With commas; randomk, oktopk-nofeedback and the like show what fails; oktopk-momentum has DGC's correction, "
+    "oktopk-nomomentum plain SGD; fp16, powersgd-2, … are torch's hooks.",
 )
 @click.option("--values", callback=names, default="exact", show_default=True, help="Codes of values, with commas.")
 @click.option("--seeds", type=str, callback=count, default=3, show_default=True, help="Runs of each: seeds 0, 1, …")

@@ -17,17 +17,21 @@ from gradsieve.schedules import Constant, Schedule, Steps
 DENSE = "dense"
 WITHOUT = "-nofeedback"
 CORRECTED = "-momentum"
+PLAIN = "-nomomentum"
+VARIANTS = (WITHOUT, CORRECTED, PLAIN)
 
 EXCHANGES: Registry[str] = Registry(
     "recipe",
     {
         **{name: name for name in RECIPES},
-        **{f"{name}{ending}": name for name in RECIPES for ending in (WITHOUT, CORRECTED) if name != DENSE},
+        **{f"{name}{ending}": name for name in RECIPES for ending in VARIANTS if name != DENSE},
+        DENSE + PLAIN: DENSE,
         **{name: DENSE for name in PEERS if name != "ddp"},  # which is dense
     },
 )
-"""Every recipe; every one without error feedback, to show what feedback is for; every one with DGC's momentum
-correction; to the recipe's own name. And the peers, which have none of it.
+"""Every recipe; every one without error feedback, to show what feedback is for; with DGC's momentum correction; without
+the optimizer's momentum, at the rate that momentum comes to; to the recipe's own name. And the peers, which have none
+of it.
 """
 
 
@@ -52,9 +56,9 @@ class Exchange:
     @property
     def peer(self) -> Peer | None:
         """The hook of torch's that does it, or DDP's own way; None if a recipe does."""
-        if self.recipe in RECIPES or self.recipe.endswith((WITHOUT, CORRECTED)):
-            return PEERS["ddp"] if self.recipe == DENSE else None
-        return PEERS[self.recipe]
+        if self.recipe in (DENSE, DENSE + PLAIN):
+            return PEERS["ddp"]
+        return PEERS[self.recipe] if EXCHANGES[self.recipe] == DENSE else None
 
     @property
     def label(self) -> str:
@@ -76,10 +80,14 @@ class Exchange:
         return replace(made, feedback=NoFeedback()) if self.recipe.endswith(WITHOUT) else made
 
     def optimizer(self, preset: Preset) -> OptimizerSetting:
-        """The preset's; without momentum where the recipe has it."""
+        """The preset's; without momentum where the recipe has it, or is to do without."""
         setting = preset.optimizer
+        if not isinstance(setting, Sgd):
+            return setting
+        if self.recipe.endswith(PLAIN):
+            return replace(setting, rate=setting.rate / (1 - setting.momentum), momentum=0.0, nesterov=False)
         takes_over = self.peer is None and isinstance(self.build(preset).feedback, MomentumResidual)
-        return replace(setting, momentum=0.0, nesterov=False) if takes_over and isinstance(setting, Sgd) else setting
+        return replace(setting, momentum=0.0, nesterov=False) if takes_over else setting
 
     def schedule(self, preset: Preset, steps_per_epoch: int) -> Schedule:
         """A density that was asked for holds throughout; the preset's comes after its warm-up."""

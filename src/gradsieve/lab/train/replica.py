@@ -68,7 +68,9 @@ class Replica:
         self.bare = task.model(plan.seed).to(self.device)
         self.peer = PeerAtWork(plan.exchange.peer, self.bare, self.total_steps) if plan.exchange.peer else None
         self.model = self.peer.model if self.peer else DistributedDataParallel(self.bare)
-        self.optimizer = plan.exchange.optimizer(self.preset).build(self.bare)
+        setting = plan.exchange.optimizer(self.preset)
+        self.optimizer = setting.build(self.bare)
+        self._rate = replace(self.preset, optimizer=setting).rate
         self.probe = Probe() if plan.probe_every is not None and self.peer is None else None
         self.sieve = self._attached()
         self.step = 0
@@ -218,7 +220,7 @@ class Replica:
 
     def rate_of(self, step: int) -> float:
         """The learning rate of a step, counted from 0; that of its middle, so that neither first nor last is zero."""
-        return self.preset.rate((step + 0.5) / self.steps_per_epoch)
+        return self._rate((step + 0.5) / self.steps_per_epoch)
 
     def _counts(self) -> tuple[int, int, int, int]:
         """Bytes received, entries selected and delivered, steps skipped, so far."""
