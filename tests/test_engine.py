@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradsieve import RECIPES, Constant, InputError, Rules, Schedule
 from gradsieve.comm import Comm, CountingComm
-from gradsieve.engine import Engine, Settings
+from gradsieve.engine import Engine, Settings, _squares
 from gradsieve.groups import cut_into_groups
 from gradsieve.pieces import Pieces
 from gradsieve.recipes import recipe as named_recipe
@@ -222,3 +222,12 @@ def test_a_step_needs_no_more_than_two_vectors_of_its_own() -> None:
             assert sum(vector.numel() for vector in state) == (2 * group.numel if group.sparse else 0)
 
     on_ranks(check)
+
+
+def test_clipping_does_not_copy_gradients() -> None:
+    """As torch takes it, a norm in double precision copies the gradient: 39 ms instead of 2 for 6.5 million entries."""
+    grad = torch.randn(100_000, generator=torch.Generator().manual_seed(3))
+    with torch.profiler.profile(profile_memory=True) as seen:
+        squares = _squares(grad)
+    assert squares == pytest.approx(float(grad.double().square().sum()), rel=1e-12)
+    assert sum(max(event.self_cpu_memory_usage, 0) for event in seen.key_averages()) < grad.nbytes / 10

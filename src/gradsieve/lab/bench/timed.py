@@ -20,7 +20,7 @@ from gradsieve.lab.train.exchange import Exchange
 from gradsieve.lab.train.journal import METRICS, read_rows
 from gradsieve.lab.train.plan import Plan
 
-WARMING_STEPS = 4 * LOCAL_STEPS  # hooks begin, ranks connect, thresholds settle
+WARMING_STEPS = 2 * LOCAL_STEPS  # hooks begin, ranks connect, thresholds settle
 TIMED_RATE = 0.01  # of the run's: a schedule of a few steps warms up so quickly that runs would go astray
 
 
