@@ -56,6 +56,7 @@ AROUND = (
 )
 @click.option("--steps", type=str, callback=count, default=400, show_default=True, help="Of each run.")
 @click.option("--seeds", type=str, callback=count, default=1, show_default=True, help="Runs of each: seeds 0, 1, …")
+@click.option("--evaluate-every", type=str, callback=count, help="Steps between tests.  [default: 1/40]")
 @workload_options
 @click.option("--margin", type=float, default=0.03, show_default=True, help="How far the target is above dense's end.")
 @click.option(
@@ -74,7 +75,8 @@ def train(**options: Any) -> None:
     from gradsieve.lab.train.exchange import DENSE, mixtures
 
     around = {name: options.pop(name) for name in AROUND}
-    plan = plan_of(options, recipe=DENSE, values="exact", evaluate_every=max(1, options["steps"] // TESTS))
+    evaluate_every = options.pop("evaluate_every") or max(1, options["steps"] // TESTS)
+    plan = plan_of(options, recipe=DENSE, values="exact", evaluate_every=evaluate_every)
     networks = around["networks"]
     peers = raced_peers(around["peers"], around["no_peers"], networks)
     named = [*around["recipes"], *(name for name in peers if name != "ddp")]  # which is dense

@@ -29,7 +29,7 @@ from gradsieve.lab.train.launch import print_to_log
 from gradsieve.lab.train.plan import Plan
 from gradsieve.lab.workers import Worker, threads_per_worker
 
-TESTS = 40  # in a run: a time to a target is known to 1/40 of it
+TESTS = 40  # in a run, unless asked for otherwise: a time to a target is known to 1/40 of it
 
 COLUMNS = (
     Column("recipe", "recipe"),
