@@ -23,14 +23,18 @@ SMALL = ["resnet20", "--batch", "4", "--train-samples", "64", "--test-samples", 
 
 
 RACED = ["bf16", "powersgd-2", "local-sgd"]
+DENSE_STEPS = 3
+CONTENDERS = [
+    *("--recipe", "dense", "oktopk", "--values", "exact", "bf16", "--peer", *RACED, "--ranks", "2"),
+    *("--density", "0.05", "--dense-steps", str(DENSE_STEPS)),
+]
 
 
 @pytest.fixture(scope="module")
 def race(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """One peer of each kind, on loopback."""
     folder = tmp_path_factory.mktemp("race")
-    options = ["--recipe", "dense", "oktopk", "--values", "exact", "bf16", "--peer", *RACED, "--ranks", "2"]
-    assert main(["bench", "train", *SMALL, *options, "--density", "0.05", "--out", str(folder), "--json"]) == 0
+    assert main(["bench", "train", *SMALL, *CONTENDERS, "--out", str(folder), "--json"]) == 0
     return folder, json.loads((folder / "race.json").read_text())
 
 
@@ -77,15 +81,15 @@ def test_where_links_are_slow_only_the_time_of_a_step_is_taken_on_them(
     race: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The loss is that of the race on loopback, bit for bit; seconds are steps times those of a timed step."""
-    options = ["--recipe", "dense", "oktopk", "--values", "exact", "bf16", "--peer", *RACED, "--ranks", "2"]
     timed = ["--timed-steps", "7", "--out", str(tmp_path), "--json"]
-    assert main(["bench", "train", *SMALL, *options, "--density", "0.05", *timed]) == 0
+    assert main(["bench", "train", *SMALL, *CONTENDERS, *timed]) == 0
     rows = json.loads(capsys.readouterr().out)["results"]
     for row, trained in zip(rows, race[1]["results"], strict=True):
         assert [at[0::2] for at in row["curves"][0]] == [at[0::2] for at in trained["curves"][0]]
         assert len(row["raw_seconds"]) == 2  # stretches of four steps
-        dense_steps = 1 if row["recipe"] in ("powersgd-2", "local-sgd") else 0  # a tenth of 10
+        late = {"oktopk": DENSE_STEPS, "powersgd-2": STEPS // 10, "local-sgd": STEPS // 10}
         for step, seconds, _ in row["curves"][0]:
+            dense_steps = min(step, late.get(row["recipe"], 0))
             expected = dense_steps * rows[0]["seconds"] + (step - dense_steps) * row["seconds"]
             assert seconds == pytest.approx(expected)
         (run,) = (tmp_path / "loopback").glob(f"{row['recipe']}{'-bf16' * (row['values'] == 'bf16')}-seed0")

@@ -64,7 +64,7 @@ class StepTime:
 
 
 def read_times(folder: Path, exchanges: Sequence[Exchange], dense: Exchange, seed: int, total: int) -> list[StepTime]:
-    """From timed runs in the folder, for runs of so many steps."""
+    """From timed runs in the folder, for runs of so many steps by these exchanges, which may have a dense start."""
     stretches = {each: _stretches(folder / run_name(each, seed)) for each in exchanges}
     dense_seconds = _median(stretches[dense], "step_seconds")
     return [

@@ -129,7 +129,7 @@ def _trained_once(plan: TrainPlan, folder: Path, progress: Progress) -> Found:
         own = _train_on(network, timed, folder / network, progress)
         first = first or own
         require_equal(network, own, plan.networks[0], first)
-        times = read_times(folder / network, timed.exchanges, timed.dense, timed.seeds[0], plan.run.steps)
+        times = read_times(folder / network, plan.exchanges, plan.dense, plan.seeds[0], plan.run.steps)
         yield network, [_on_time(runs, time) for runs, time in zip(course, times, strict=True)]
 
 
