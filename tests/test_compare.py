@@ -60,6 +60,7 @@ def test_means_and_spread_leave_out_what_diverged() -> None:
     assert summary_table({"settings": settings, "summary": lost}).row_count == 1
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_run_that_broke_off_is_drawn_as_far_as_it_came(tmp_path: Path) -> None:
     row = {"step": 1, "seconds": 1.0, "bytes_received": 10, "loss": 2.0, "accuracy": 0.5}
     curves = [Curves("dense", [[row, {**row, "step": 2}]]), Curves("randomk", [[row, {**row, "loss": None}]])]

@@ -30,8 +30,9 @@ def demo(workers: int, steps: int, density: float, seed: int, out: Path | None, 
     """Train a small network on local workers, dense and with Ok-Topk, and compare.
 
     A small ResNet-20 learns to read handwritten digits (those of scikit-learn). Both runs start from the same model and
-    see the same pictures; they take turns, so that they meet the same conditions. It is `gradsieve compare resnet20
-    --recipes dense,oktopk` with one seed.
+    see the same pictures; they take turns, so that they meet the same conditions. Ok-Topk trains without the momentum
+    that dense has, at the rate that momentum comes to: error feedback brings its own. It is `gradsieve compare resnet20
+    --recipes dense,oktopk-nomomentum` with one seed.
     """
     if workers < 2:
         raise InputError(f"workers must be at least 2, or there is nothing to exchange, got {workers}")
@@ -42,7 +43,7 @@ def demo(workers: int, steps: int, density: float, seed: int, out: Path | None, 
     dense = Exchange(DENSE, density)
     plan = Plan(WORKLOAD, dense, steps=steps, evaluate_every=max(1, steps // TESTS))
     around = {"workers": workers, "timeout": None, "as_json": as_json}
-    content = run_comparison(plan, [dense, replace(dense, recipe="oktopk")], [seed], folder, around)
+    content = run_comparison(plan, [dense, replace(dense, recipe="oktopk-nomomentum")], [seed], folder, around)
     if content is not None and not as_json:
         stdout().print(_on_a_network(content), soft_wrap=True)
 

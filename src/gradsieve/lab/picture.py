@@ -30,6 +30,9 @@ def finish(axes: Any, logarithmic: str = "") -> None:
 
     for name in logarithmic:
         axis = axes.xaxis if name == "x" else axes.yaxis
+        low, high = axis.get_data_interval()
+        if low == high > 0:  # a run of one row: matplotlib would warn that there is nothing to scale
+            (axes.set_xlim if name == "x" else axes.set_ylim)(low / 2, 2 * high)
         (axes.set_xscale if name == "x" else axes.set_yscale)("log")
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
         axis.set_minor_formatter(NullFormatter())
