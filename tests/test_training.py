@@ -292,6 +292,8 @@ def test_variants_of_recipes() -> None:
     assert plain.build(preset) == Exchange("oktopk").build(preset)
     setting = plain.optimizer(preset)  # instead of a rate of 0.05 and a momentum of 0.9
     assert setting == Sgd(rate=pytest.approx(0.5), momentum=0.0, weight_decay=5e-4)  # type: ignore[arg-type]
+    assert Exchange("dgc-nomomentum").build(preset).feedback == MomentumResidual(0.0)  # or it would have both
+    assert Exchange("dgc-nomomentum").optimizer(preset) == setting
     assert Exchange("dense-nomomentum").optimizer(preset) == setting
     assert Exchange("dense-nomomentum").peer == Exchange("dense").peer
     adam = WORKLOADS["bert"].preset()

@@ -58,7 +58,6 @@ class StepTime:
             "step_seconds": self.seconds,
             "phase_seconds": {**result["phase_seconds"], "exchange": self.exchange_seconds},
             "interface_bytes_per_step": self.interface_bytes,
-            "raw_seconds": self.raw_seconds,
         }
         return {**result, **changed}, [{**row, "seconds": self.until(row["step"])} for row in tests]
 

@@ -86,10 +86,11 @@ class TrainPlan:
 
 @dataclass(frozen=True)
 class Trained:
-    """One exchange's runs, one a seed: what each came to, and its tests."""
+    """One exchange's runs, one a seed: what each came to, its tests, and the times of steps."""
 
     results: list[Row]
     tests: list[list[Row]]
+    raw_seconds: list[float]
 
 
 def bench_train(plan: TrainPlan, folder: Path, progress: Progress = silent) -> Report:
@@ -142,18 +143,17 @@ def _train_on(network: str, plan: TrainPlan, folder: Path, progress: Progress) -
 def _read(plan: TrainPlan, folder: Path, results: Sequence[Row]) -> list[Trained]:
     if any(result["diverged"] for result in results if result["recipe"] == plan.dense.label):
         raise InputError(f"dense went astray, so there is no target: lower --lr (its runs are in {folder})")
-    return [
-        Trained(
-            [result for result in results if result["recipe"] == exchange.label],
-            [_tests(folder / run_name(exchange, seed)) for seed in plan.seeds],
-        )
-        for exchange in plan.exchanges
-    ]
+    trained = []
+    for exchange in plan.exchanges:
+        own = [result for result in results if result["recipe"] == exchange.label]
+        tests = [_tests(folder / run_name(exchange, seed)) for seed in plan.seeds]
+        trained.append(Trained(own, tests, [result["step_seconds"] for result in own]))
+    return trained
 
 
 def _on_time(runs: Trained, time: StepTime) -> Trained:
     pairs = [time.applied(*pair) for pair in zip(runs.results, runs.tests, strict=True)]
-    return Trained([result for result, _ in pairs], [tests for _, tests in pairs])
+    return Trained([result for result, _ in pairs], [tests for _, tests in pairs], time.raw_seconds)
 
 
 def train(worker: Worker, plan: TrainPlan, folder: Path, in_network: bool) -> list[Row]:
@@ -233,7 +233,7 @@ def _measured(runs: Trained, metric: str, target: float) -> Row:
         "exchange_seconds": statistics.median(result["phase_seconds"]["exchange"] for result in own),
         "bytes_received_per_rank": statistics.fmean(result["bytes_received_per_step"] for result in own),
         "diverged": sum(result["diverged"] for result in own),
-        "raw_seconds": own[0].get("raw_seconds") or [result["step_seconds"] for result in own],
+        "raw_seconds": runs.raw_seconds,
         "raw_seconds_to_target": reached,
         "curves": [[[row["step"], row["seconds"], row[metric]] for row in rows] for rows in tests],
     }

@@ -76,7 +76,8 @@ class Exchange:
         coded = recipe(base, values=self.values)
         made = replace(made, reducer=replace(made.reducer, codec=coded.reducer.codec))
         if isinstance(made.feedback, MomentumResidual) or self.recipe.endswith(CORRECTED):
-            made = replace(made, feedback=MomentumResidual(_momentum(preset.optimizer)))
+            momentum = 0.0 if self.recipe.endswith(PLAIN) else _momentum(preset.optimizer)
+            made = replace(made, feedback=MomentumResidual(momentum))
         return replace(made, feedback=NoFeedback()) if self.recipe.endswith(WITHOUT) else made
 
     def optimizer(self, preset: Preset) -> OptimizerSetting:
