@@ -25,7 +25,7 @@ SMALL = ["resnet20", "--batch", "4", "--train-samples", "64", "--test-samples", 
 RACED = ["bf16", "powersgd-2", "local-sgd"]
 DENSE_STEPS = 3
 CONTENDERS = [
-    *("--recipe", "dense", "oktopk", "--values", "exact", "bf16", "--peer", *RACED, "--ranks", "2"),
+    *("--recipe", "dense", "dense@0.02", "oktopk", "--values", "exact", "bf16", "--peer", *RACED, "--ranks", "2"),
     *("--density", "0.05", "--dense-steps", str(DENSE_STEPS)),
 ]
 
@@ -41,7 +41,8 @@ def race(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
 def test_every_contender_has_a_row(race: tuple[Path, dict[str, Any]]) -> None:
     folder, report = race
     rows = {(row["recipe"], row["values"]): row for row in report["results"]}
-    assert list(rows) == [("dense", "exact"), ("oktopk", "exact"), ("oktopk", "bf16"), *((p, "exact") for p in RACED)]
+    recipes = [("dense", "exact"), ("dense@0.02", "exact"), ("oktopk", "exact"), ("oktopk", "bf16")]
+    assert list(rows) == [*recipes, *((name, "exact") for name in RACED)]
     dense = rows["dense", "exact"]
     assert dense["speedup_over_dense"] == dense["speedup_to_target"] == 1
     assert dense["test_loss"] * 1.03 == pytest.approx(dense["target_loss"])
@@ -56,7 +57,7 @@ def test_every_contender_has_a_row(race: tuple[Path, dict[str, Any]]) -> None:
 def test_replicas_end_equal_also_where_only_models_are_averaged(race: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = race
     results = [json.loads(path.read_text()) for path in folder.glob("loopback/*/result.json")]
-    assert len(results) == len(RACED) + 3
+    assert len(results) == len(RACED) + 4
     assert all(result["replicas_equal"] for result in results)
     digests = {result["recipe"]: result["digest"] for result in results}
     assert len(set(digests.values())) == len(digests)
@@ -92,7 +93,8 @@ def test_where_links_are_slow_only_the_time_of_a_step_is_taken_on_them(
             dense_steps = min(step, late.get(row["recipe"], 0))
             expected = dense_steps * rows[0]["seconds"] + (step - dense_steps) * row["seconds"]
             assert seconds == pytest.approx(expected)
-        (run,) = (tmp_path / "loopback").glob(f"{row['recipe']}{'-bf16' * (row['values'] == 'bf16')}-seed0")
+        timed_as = row["recipe"].split("@")[0]  # a rate takes no time
+        (run,) = (tmp_path / "loopback").glob(f"{timed_as}{'-bf16' * (row['values'] == 'bf16')}-seed0")
         steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert max(steps) == WARMING_STEPS + 8
 
@@ -181,6 +183,20 @@ def test_bad_input_is_one_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+def test_a_recipe_may_have_a_rate_of_its_own(race: tuple[Path, dict[str, Any]]) -> None:
+    rates = {
+        name: json.loads((race[0] / "loopback" / f"{name}-seed0" / "metrics.jsonl").read_text().splitlines()[0])["rate"]
+        for name in ("dense", "dense@0.02", "oktopk")
+    }
+    assert rates["dense@0.02"] == pytest.approx(rates["dense"] * 0.02 / 0.1)
+    assert rates["oktopk"] == rates["dense"]
+    assert [each.rate for each in mixtures(Exchange("dense"), ["dense@2e-3", "fp16"], ["exact"])] == [0.002, None]
+    with pytest.raises(InputError, match="after @ comes a learning rate, as in dense@0.1, got 'dense@fast'"):
+        mixtures(Exchange("dense"), ["dense@fast"], ["exact"])
+    with pytest.raises(InputError, match="rate of dense must be positive, got -1"):
+        mixtures(Exchange("dense"), ["dense@-1"], ["exact"])
 
 
 def test_peers_have_no_codes_and_no_checkpoints() -> None:

@@ -28,7 +28,7 @@ from gradsieve.lab.train.replica import Replica
 from gradsieve.lab.train.world import found_world
 from gradsieve.lab.workers import Worker, run_workers
 from gradsieve.lab.workloads import WORKLOADS
-from gradsieve.lab.workloads.optimizer import Sgd
+from gradsieve.lab.workloads.optimizer import Adam, Sgd
 from gradsieve.lab.workloads.workload import Limits, Preset
 
 SMALL = [
@@ -297,7 +297,12 @@ def test_variants_of_recipes() -> None:
     assert Exchange("dense-nomomentum").optimizer(preset) == setting
     assert Exchange("dense-nomomentum").peer == Exchange("dense").peer
     adam = WORKLOADS["bert"].preset()
-    assert plain.optimizer(adam) == adam.optimizer
+    assert Exchange("dgc").optimizer(adam) == adam.optimizer
+    assert plain.optimizer(adam) == Adam(1e-3, weight_decay=0.01, betas=(0.0, 0.999))
+    # A rate of its own is what the optimizer gets, whatever momentum comes to.
+    assert Exchange("dense", rate=0.3).optimizer(preset) == Sgd(0.3, momentum=0.9, weight_decay=5e-4)
+    assert Exchange("oktopk-nomomentum", rate=0.3).optimizer(preset) == Sgd(0.3, momentum=0.0, weight_decay=5e-4)
+    assert Exchange("oktopk", rate=0.002).optimizer(adam) == Adam(0.002, weight_decay=0.01)
     paper = WORKLOADS["resnet20"].preset("paper")
     schedule = Exchange("gtopk").schedule(paper, steps_per_epoch=10)
     assert [schedule.density_at(step) for step in (0, 10, 20, 999)] == [0.015625, 0.004, 0.001, 0.001]

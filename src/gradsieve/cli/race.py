@@ -46,7 +46,7 @@ AROUND = (
     default=RECIPES,
     show_default=True,
     metavar="NAME ...",
-    help="Recipes, dense among them.",
+    help="Recipes, dense among them; NAME@RATE has a base rate of its own.",
 )
 @values_option()
 @peer_options

@@ -32,8 +32,8 @@ def timed_plan(run: Plan, steps: int) -> Plan:
 
 
 def timed_exchange(exchange: Exchange) -> Exchange:
-    """Without its dense start, which is dense's time."""
-    return replace(exchange, dense_steps=0)
+    """Without its dense start, which is dense's time, and at the rate of all: several may be timed as one."""
+    return replace(exchange, dense_steps=0, rate=None)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class StepTime:
 
 def read_times(folder: Path, exchanges: Sequence[Exchange], dense: Exchange, seed: int, total: int) -> list[StepTime]:
     """From timed runs in the folder, for runs of so many steps by these exchanges, which may have a dense start."""
-    stretches = {each: _stretches(folder / run_name(each, seed)) for each in exchanges}
+    stretches = {each: _stretches(folder / run_name(timed_exchange(each), seed)) for each in exchanges}
     dense_seconds = _median(stretches[dense], "step_seconds")
     return [
         StepTime(

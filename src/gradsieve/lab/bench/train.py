@@ -122,7 +122,7 @@ def _trained_once(plan: TrainPlan, folder: Path, progress: Progress) -> Found:
     timed = replace(
         plan,
         run=timed_plan(plan.run, plan.timed_steps),
-        exchanges=[timed_exchange(exchange) for exchange in plan.exchanges],
+        exchanges=list(dict.fromkeys(timed_exchange(exchange) for exchange in plan.exchanges)),
         seeds=plan.seeds[:1],
     )
     first: list[Row] = []
@@ -189,7 +189,7 @@ def _rows(plan: TrainPlan, network: str, trained: Sequence[Trained]) -> list[Row
         if "seconds_to_target" in measured and "seconds_to_target" in reference:
             measured["speedup_to_target"] = reference["seconds_to_target"] / measured["seconds_to_target"]
         rows.append({
-            "recipe": exchange.recipe,
+            "recipe": exchange.name,
             "values": exchange.values,
             "peer": exchange.peer is not None,
             "workload": plan.run.workload,

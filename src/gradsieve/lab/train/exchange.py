@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,7 @@ EXCHANGES: Registry[str] = Registry(
 the optimizer's momentum, at the rate that momentum comes to; to the recipe's own name. And the peers, which have none
 of it.
 """
+RATE_MARK = "@"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Exchange:
     values: str = "exact"  # how values are written; fewer bits send less
     dense_steps: int = 0  # steps at the start that send everything; more is safer, and slower
     group_mb: float | None = 25.0  # the most that is exchanged as one; less overlaps sooner, None is the whole model
+    rate: float | None = None  # base learning rate of its own; None is the run's
 
     def __post_init__(self) -> None:
         base = EXCHANGES[self.recipe]
@@ -52,6 +55,8 @@ class Exchange:
             raise InputError(f"density must be in (0, 1], got {self.density}")
         if self.dense_steps < 0:
             raise InputError(f"dense steps must not be negative, got {self.dense_steps}")
+        if self.rate is not None and not (self.rate > 0 and math.isfinite(self.rate)):
+            raise InputError(f"rate of {self.recipe} must be positive, got {self.rate}")
 
     @property
     def peer(self) -> Peer | None:
@@ -61,9 +66,14 @@ class Exchange:
         return PEERS[self.recipe] if EXCHANGES[self.recipe] == DENSE else None
 
     @property
+    def name(self) -> str:
+        """As it is asked for: of the recipe, with its rate if it has one."""
+        return self.recipe if self.rate is None else f"{self.recipe}{RATE_MARK}{self.rate:g}"
+
+    @property
     def label(self) -> str:
         """For tables and plots."""
-        return self.recipe if self.values == "exact" else f"{self.recipe} {self.values}"
+        return self.name if self.values == "exact" else f"{self.name} {self.values}"
 
     def num_dense_steps(self, total_steps: int) -> int:
         """Steps of a run that send everything before this begins."""
@@ -81,14 +91,16 @@ class Exchange:
         return replace(made, feedback=NoFeedback()) if self.recipe.endswith(WITHOUT) else made
 
     def optimizer(self, preset: Preset) -> OptimizerSetting:
-        """The preset's; without momentum where the recipe has it, or is to do without."""
+        """The preset's; without momentum where the recipe has it, or is to do without; at a rate of its own, if any."""
         setting = preset.optimizer
-        if not isinstance(setting, Sgd):
-            return setting
         if self.recipe.endswith(PLAIN):
-            return replace(setting, rate=setting.rate / (1 - setting.momentum), momentum=0.0, nesterov=False)
-        takes_over = self.peer is None and isinstance(self.build(preset).feedback, MomentumResidual)
-        return replace(setting, momentum=0.0, nesterov=False) if takes_over else setting
+            setting = setting.without_momentum()
+        elif isinstance(setting, Sgd) and self._has_momentum(preset):
+            setting = replace(setting, momentum=0.0, nesterov=False)
+        return setting if self.rate is None else setting.at(self.rate)
+
+    def _has_momentum(self, preset: Preset) -> bool:
+        return self.peer is None and isinstance(self.build(preset).feedback, MomentumResidual)
 
     def schedule(self, preset: Preset, steps_per_epoch: int) -> Schedule:
         """A density that was asked for holds throughout; the preset's comes after its warm-up."""
@@ -101,9 +113,20 @@ class Exchange:
 
 
 def mixtures(base: Exchange, recipes: Sequence[str], codes: Sequence[str]) -> list[Exchange]:
-    """Every recipe with every code of values, each once; peers have no codes."""
-    plain = [replace(base, recipe=name) for name in recipes]
+    """Every recipe with every code of values, each once; peers have no codes. `NAME@RATE` has a rate of its own."""
+    plain = [_named(base, name) for name in recipes]
     return list(dict.fromkeys(each if each.peer else replace(each, values=code) for each in plain for code in codes))
+
+
+def _named(base: Exchange, text: str) -> Exchange:
+    name, mark, text_of_rate = text.partition(RATE_MARK)
+    if not mark:
+        return replace(base, recipe=name)
+    try:
+        rate = float(text_of_rate)
+    except ValueError:
+        raise InputError(f"after {RATE_MARK} comes a learning rate, as in {name}{RATE_MARK}0.1, got {text!r}") from None
+    return replace(base, recipe=name, rate=rate)
 
 
 def _momentum(setting: OptimizerSetting) -> float:

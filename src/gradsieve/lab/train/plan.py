@@ -63,10 +63,7 @@ class Plan:
         if self.epochs is not None:
             changes["epochs"] = self.epochs
         preset = workload.preset(self.preset, self.source, **changes)
-        if self.rate is not None:
-            setting: Any = preset.optimizer
-            preset = replace(preset, optimizer=replace(setting, rate=self.rate))
-        return preset
+        return preset if self.rate is None else replace(preset, optimizer=preset.optimizer.at(self.rate))
 
     def open(self) -> Task[Any]:
         """The task with its data."""
