@@ -1,8 +1,9 @@
 """Training itself as a race: the time of a step, and the time until a loss is reached, on a network.
 
-All exchanges train the same model on the same batches, in turns on the same ranks, and learning rates and the number of
-steps are the workload's for all of them. The target is the loss on the test data that dense DDP ends at, a little
-more, since runs differ by chance; whoever has not reached it by its last step has no time. Tests are outside the time.
+All exchanges train the same model on the same batches, in turns on the same ranks. The number of steps is the same for
+all of them, and so is the learning rate, but for those that were given one of their own. The target is the loss on the
+test data that dense DDP ends at, a little more, since runs differ by chance; whoever has not reached it by its last
+step has no time. Tests are outside the time.
 
 Where links are slow dense takes hours. With `timed_steps` all train once, on loopback, and on every network only the
 time of a step is taken (see `timed`).
