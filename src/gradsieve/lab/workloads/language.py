@@ -127,7 +127,7 @@ LSTM = Workload(
             TextData(length=64),
             batch=16,
             epochs=0.25,
-            # No first moments: dense learns more in as many steps without them, and sparse recipes far more.
+            # No first moments: dense learns more in as many steps without them, and error feedback is momentum enough.
             optimizer=Adam(0.012, betas=(0.0, 0.999)),
             schedule=Cosine(0.05),
             clip_norm=1.0,
