@@ -138,7 +138,7 @@ LSTM = Workload(
             TextData(symbols="pieces", vocabulary=10_000, length=35),
             batch=4,
             epochs=1,
-            optimizer=Sgd(4.0, momentum=0.0),
+            optimizer=Adam(0.001, betas=(0.0, 0.999)),
             schedule=Cosine(0.05),
             clip_norm=1.0,
             note=MEDIUM,
