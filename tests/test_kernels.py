@@ -254,3 +254,22 @@ def test_kernels_stay_within_bounds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_move_delivered(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.tensor([1.0, 0.6, 0.4], dtype=dtype)
+    numel = 1000
+    start = torch.randn(numel, generator=generator, dtype=dtype)
+    squares = torch.rand(numel, generator=generator, dtype=dtype)
+    counts = torch.randint(0, 4, (numel,), generator=generator).to(dtype)  # 3 is where counting ends
+    indices, values = picks(numel, 300, dtype, 4)
+    moved = []
+    for module in (cpu, reference):
+        state = start.clone(), squares.clone(), counts.clone()
+        module.move_delivered_(*state, indices, values, weights, 0.1, 1e-8)
+        moved.append(state)
+    torch.testing.assert_close(*moved, rtol=0, atol=16 * torch.finfo(dtype).eps)  # numbers of a few units, rounded
+    assert moved[0][2].max() == 3
+    assert not torch.equal(moved[0][0], start)

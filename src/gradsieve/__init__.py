@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gradsieve.optim import DistributedOptimizer as DistributedOptimizer
     from gradsieve.optim import GaussianKSGD as GaussianKSGD
     from gradsieve.optim import GTopkSGD as GTopkSGD
+    from gradsieve.optim import LazyAdam as LazyAdam
     from gradsieve.optim import OkTopkSGD as OkTopkSGD
     from gradsieve.recipes import RECIPES as RECIPES
     from gradsieve.recipes import Recipe as Recipe
@@ -56,7 +57,7 @@ _HOMES = {
     "errors": "ExchangeError GradsieveError InputError MessageError MismatchError PeerLostError ReplicaError "
     "UnknownNameError",
     "functional": "sparse_allreduce",
-    "optim": "DistributedOptimizer GTopkSGD GaussianKSGD OkTopkSGD",
+    "optim": "DistributedOptimizer GTopkSGD GaussianKSGD LazyAdam OkTopkSGD",
     "recipes": "RECIPES Recipe recipe",
     "reducers": "REDUCERS Reduced Reducer",
     "rules": "Rules",

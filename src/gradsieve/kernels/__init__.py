@@ -43,6 +43,17 @@ class Kernels(Protocol):
     def settle_(self, accumulated: Tensor, sent: Entries, leftover: Entries) -> None: ...
     def sample(self, x: Tensor, num_entries: int) -> Tensor: ...
     def descending_points(self, values: Tensor, ranks: Tensor) -> Tensor: ...
+    def move_delivered_(
+        self,
+        parameter: Tensor,
+        mean_square: Tensor,
+        deliveries: Tensor,
+        indices: Tensor,
+        values: Tensor,
+        weights: Tensor,
+        rate: float,
+        epsilon: float,
+    ) -> None: ...
     def moments(self, x: Tensor) -> tuple[float, float]: ...
 
 

@@ -176,6 +176,23 @@ def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:
     loops.settle(accumulated.numpy(), *_arrays(*sent), *_arrays(leftover[0], leftover[1].to(accumulated.dtype)))
 
 
+def move_delivered_(
+    parameter: Tensor,
+    mean_square: Tensor,
+    deliveries: Tensor,
+    indices: Tensor,
+    values: Tensor,
+    weights: Tensor,
+    rate: float,
+    epsilon: float,
+) -> None:
+    """See `reference.move_delivered_`."""
+    target, entries = parameter.numpy(), _arrays(indices, values)
+    number = target.dtype.type
+    state = mean_square.numpy(), deliveries.numpy()
+    loops.move_delivered(target, *state, *entries, weights.numpy(), number(rate), number(epsilon))
+
+
 def moments(x: Tensor) -> tuple[float, float]:
     """See `reference.moments`."""
     source = x.numpy()

@@ -236,6 +236,22 @@ def settle(accumulated: Any, sent: Any, sent_values: Any, indices: Any, values: 
 
 
 @_compiled
+def move_delivered(
+    parameter: Any, mean_square: Any, deliveries: Any, indices: Any, values: Any, weights: Any, rate: Any, epsilon: Any
+) -> None:
+    """Count delivered entries, take their squares into the means, move their parameters."""
+    last = weights.size - 1
+    for j in range(indices.size):
+        place, value = uint64(indices[j]), values[j]
+        before = min(int(deliveries[place]), last)
+        deliveries[place] = before + 1
+        square = mean_square[place]
+        square += weights[before] * (value * value - square)
+        mean_square[place] = square
+        parameter[place] -= rate * value / (np.sqrt(square) + epsilon)
+
+
+@_compiled
 def sample(x: Any, stretch: int, out: Any) -> None:
     """One entry of each stretch, at a place drawn by Knuth's multiplicative hash of the stretch's number."""
     for number in range(out.size):

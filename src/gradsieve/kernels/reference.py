@@ -148,6 +148,28 @@ def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:
     accumulated[leftover[0]] += leftover[1].to(accumulated.dtype)
 
 
+def move_delivered_(
+    parameter: Tensor,
+    mean_square: Tensor,
+    deliveries: Tensor,
+    indices: Tensor,
+    values: Tensor,
+    weights: Tensor,
+    rate: float,
+    epsilon: float,
+) -> None:
+    """A step of `LazyAdam`: count the delivered entries, take their squares into the means, move their parameters.
+
+    `weights` has a new square's share of the mean, by how many came before; counting ends at its length.
+    """
+    before = deliveries[indices]
+    deliveries[indices] = (before + 1).clamp(max=weights.numel())
+    square = mean_square[indices]
+    square += weights[before.clamp(max=weights.numel() - 1).long()] * (values * values - square)
+    mean_square[indices] = square
+    parameter[indices] -= rate * values / (square.sqrt() + epsilon)
+
+
 def moments(x: Tensor) -> tuple[float, float]:
     """Mean and standard deviation."""
     wide = x.double()

@@ -1,6 +1,7 @@
-"""The way in for loops without DDP: optimizers that exchange gradients when they step."""
+"""Optimizers that exchange gradients as they step, the way in for loops without DDP; and one for what is delivered."""
 
+from gradsieve.optim.lazy import LazyAdam
 from gradsieve.optim.papers import GaussianKSGD, GTopkSGD, OkTopkSGD
 from gradsieve.optim.wrapper import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "GTopkSGD", "GaussianKSGD", "OkTopkSGD"]
+__all__ = ["DistributedOptimizer", "GTopkSGD", "GaussianKSGD", "LazyAdam", "OkTopkSGD"]

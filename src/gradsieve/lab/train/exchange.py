@@ -19,20 +19,22 @@ DENSE = "dense"
 WITHOUT = "-nofeedback"
 CORRECTED = "-momentum"
 PLAIN = "-nomomentum"
-VARIANTS = (WITHOUT, CORRECTED, PLAIN)
+LAZY = "-lazy"
+VARIANTS = (WITHOUT, CORRECTED, PLAIN, LAZY)
+DENSE_VARIANTS = (PLAIN, LAZY)
 
 EXCHANGES: Registry[str] = Registry(
     "recipe",
     {
         **{name: name for name in RECIPES},
         **{f"{name}{ending}": name for name in RECIPES for ending in VARIANTS if name != DENSE},
-        DENSE + PLAIN: DENSE,
+        **{f"{DENSE}{ending}": DENSE for ending in DENSE_VARIANTS},
         **{name: DENSE for name in PEERS if name != "ddp"},  # which is dense
     },
 )
 """Every recipe; every one without error feedback, to show what feedback is for; with DGC's momentum correction; without
-the optimizer's momentum, at the rate that momentum comes to; to the recipe's own name. And the peers, which have none
-of it.
+the optimizer's momentum, at the rate that momentum comes to; with an Adam that counts deliveries; to the recipe's own
+name. And the peers, which have none of it.
 """
 RATE_MARK = "@"
 
@@ -61,7 +63,7 @@ class Exchange:
     @property
     def peer(self) -> Peer | None:
         """The hook of torch's that does it, or DDP's own way; None if a recipe does."""
-        if self.recipe in (DENSE, DENSE + PLAIN):
+        if self.recipe in (DENSE, *(DENSE + ending for ending in DENSE_VARIANTS)):
             return PEERS["ddp"]
         return PEERS[self.recipe] if EXCHANGES[self.recipe] == DENSE else None
 
@@ -95,6 +97,8 @@ class Exchange:
         setting = preset.optimizer
         if self.recipe.endswith(PLAIN):
             setting = setting.without_momentum()
+        elif self.recipe.endswith(LAZY):
+            setting = setting.lazy()
         elif isinstance(setting, Sgd) and self._has_momentum(preset):
             setting = replace(setting, momentum=0.0, nesterov=False)
         return setting if self.rate is None else setting.at(self.rate)

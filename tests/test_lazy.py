@@ -1,0 +1,167 @@
+"""LazyAdam: second moments over deliveries, whatever the number of steps in between."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradsieve
+from gradsieve.errors import InputError
+from gradsieve.lab.train.exchange import Exchange
+from gradsieve.lab.train.plan import Plan
+from gradsieve.lab.workloads import WORKLOADS
+from gradsieve.optim import LazyAdam
+
+RATE = 0.01
+
+
+def vector(numel: int = 100, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    return nn.Parameter(torch.linspace(-1, 1, numel, dtype=dtype))
+
+
+def gradients(numel: int, steps: int, density: float = 1.0, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    dense = [torch.randn(numel, generator=generator, dtype=dtype) for _ in range(steps)]
+    return [grad * (torch.rand(numel, generator=generator) < density) for grad in dense]
+
+
+def run(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, grads: list[Tensor]) -> None:
+    for grad in grads:
+        parameter.grad = grad.clone().view_as(parameter)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_with_everything_delivered_it_is_adam_without_first_moments(dtype: torch.dtype, tolerance: float) -> None:
+    ours, theirs = vector(dtype=dtype), vector(dtype=dtype)
+    grads = gradients(100, 60, dtype=dtype)
+    run(LazyAdam([ours], RATE, 0.99), ours, grads)
+    run(torch.optim.Adam([theirs], RATE, (0.0, 0.99)), theirs, grads)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)  # the means are updated in another order
+
+
+def test_what_comes_first_after_many_steps_moves_by_the_rate_and_not_by_its_root_times_that() -> None:
+    """A language model's test loss jumped from 7.2 to 8.3: Adam moved what had been owed for t steps sqrt(t) rates."""
+    moved = []
+    for make in (LazyAdam, lambda params, lr: torch.optim.Adam(params, lr, (0.0, 0.999))):
+        parameter = nn.Parameter(torch.zeros(2))
+        late = [torch.tensor([1.0, 0.0])] * 99 + [torch.tensor([1.0, 3.0])]
+        run(make([parameter], RATE), parameter, late)
+        moved.append(-parameter[1].item())
+    assert moved[0] == pytest.approx(RATE)
+    assert moved[1] > 9 * RATE
+
+
+def test_what_is_not_delivered_does_not_change() -> None:
+    parameter = vector(1000)
+    optimizer = LazyAdam([parameter], RATE)
+    run(optimizer, parameter, gradients(1000, 5))
+    before, state = parameter.detach().clone(), copy.deepcopy(optimizer.state[parameter])
+    run(optimizer, parameter, gradients(1000, 1, density=0.02))
+    kept = parameter.grad == 0
+    assert 950 < int(kept.sum()) < 1000
+    assert torch.equal(parameter[kept], before[kept])
+    assert (parameter[~kept] != before[~kept]).all()
+    for name, values in optimizer.state[parameter].items():
+        assert torch.equal(values[kept], state[name][kept])
+        assert (values[~kept] != state[name][~kept]).all()
+
+
+def test_a_mean_is_over_deliveries_alone() -> None:
+    """Whatever lies in between: so two runs that deliver the same end at the same place."""
+    often, seldom = vector(), vector()
+    grads = gradients(100, 20)
+    run(LazyAdam([often], RATE), often, grads)
+    run(LazyAdam([seldom], RATE), seldom, [each for grad in grads for each in (torch.zeros(100), grad)])
+    assert torch.equal(often, seldom)
+
+
+def test_counting_ends_where_the_correction_does() -> None:
+    parameter = vector(10)
+    optimizer = LazyAdam([parameter], RATE, beta=0.5)  # negligible after 24
+    run(optimizer, parameter, gradients(10, 30))
+    assert optimizer.state[parameter]["deliveries"].tolist() == [24] * 10
+
+
+def test_a_resumed_run_is_the_uninterrupted_one() -> None:
+    grads = gradients(500, 40, density=0.1)
+    whole, halves = vector(500), vector(500)
+    run(LazyAdam([whole], RATE), whole, grads)
+    first = LazyAdam([halves], RATE)
+    run(first, halves, grads[:20])
+    second = LazyAdam([halves], lr=1.0)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    run(second, halves, grads[20:])
+    assert torch.equal(whole, halves)
+
+
+def test_other_layouts_of_memory() -> None:
+    plain = nn.Parameter(torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1)))
+    turned = nn.Parameter(plain.detach().clone().to(memory_format=torch.channels_last))
+    assert not turned.is_contiguous()
+    grads = gradients(300, 10, density=0.3)
+    for parameter in (plain, turned):
+        run(LazyAdam([parameter], RATE), parameter, grads)
+    assert torch.equal(plain, turned)
+
+
+def test_decay_is_apart_from_the_gradient_and_for_all() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    run(LazyAdam([parameter], 0.1, weight_decay=0.5), parameter, [torch.tensor([0.0, 2.0, 0.0])])
+    assert parameter.tolist() == pytest.approx([0.95, 0.85, 0.95])
+
+
+def test_a_closure_is_called_and_gradients_may_be_missing() -> None:
+    used, unused = vector(), vector()
+    optimizer = LazyAdam([used, unused], RATE)
+
+    def closure() -> Tensor:
+        loss = used.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == pytest.approx(34.0067, abs=1e-3)
+    assert not torch.equal(used, vector())
+    assert torch.equal(unused, vector())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"lr": -1.0}, "lr must not be negative, got -1.0"),
+        ({"eps": float("nan")}, "eps must not be negative, got nan"),
+        ({"beta": 1.0}, r"beta must be in \[0, 1\), got 1.0"),
+        ({"weight_decay": -0.1}, "weight_decay must not be negative"),
+    ],
+)
+def test_nonsense_is_refused(settings: dict[str, float], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        LazyAdam([vector()], **settings)
+
+
+def test_short_parameters_and_sparse_gradients_are_refused() -> None:
+    with pytest.raises(InputError, match="float32 and float64 parameters, got torch.bfloat16"):
+        LazyAdam([nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))])
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    parameter.grad = torch.zeros(2, 2).to_sparse()
+    with pytest.raises(InputError, match="not sparse ones"):
+        LazyAdam([parameter]).step()
+
+
+def test_the_ending_of_a_recipe_chooses_it() -> None:
+    preset = WORKLOADS["lstm"].preset("medium")
+    setting = Exchange("oktopk-lazy", rate=0.008).optimizer(preset)
+    built = setting.build(nn.Linear(3, 2))
+    assert isinstance(built, gradsieve.LazyAdam)
+    assert [group["lr"] for group in built.param_groups] == [0.008, 0.008]
+    assert isinstance(Exchange("dense-lazy").optimizer(preset).build(nn.Linear(3, 2)), LazyAdam)
+    assert Exchange("dense-lazy").peer == Exchange("dense").peer
+    assert not isinstance(Exchange("oktopk").optimizer(preset).build(nn.Linear(3, 2)), LazyAdam)
+
+
+def test_where_sgd_trains_there_is_nothing_lazy() -> None:
+    with pytest.raises(InputError, match="this workload is trained by SGD: take the ending -lazy off"):
+        Plan("resnet20", Exchange("oktopk-lazy"), steps=4)
