@@ -12,6 +12,7 @@ import torch
 import networks
 from gradsieve.cli import main
 from gradsieve.errors import UnknownNameError
+from gradsieve.lab.batched_power_sgd import BatchedPowerSgd, approximate, square_side
 from gradsieve.lab.bench.meter import Meter
 from gradsieve.lab.bench.peers import PeerContender, vgg16_shapes
 from gradsieve.lab.peers import PEERS
@@ -82,6 +83,40 @@ def test_power_sgd_gives_all_ranks_the_same_of_low_rank(exchanged: list[dict[str
     assert torch.linalg.matrix_rank(layer, rtol=1e-4) == int(name[-1])
 
 
+@pytest.mark.parametrize("name", ["powersgd-batched-1", "powersgd-batched-2", "powersgd-batched-4"])
+def test_batched_power_sgd_gives_all_ranks_the_same(exchanged: list[dict[str, Any]], name: str) -> None:
+    ours, theirs = (torch.from_numpy(rank[name]) for rank in exchanged)
+    assert torch.equal(ours, theirs)
+    mean = sum(map(gradient, range(RANKS))) / RANKS
+    likeness = float(torch.nn.functional.cosine_similarity(ours, mean, dim=0))
+    assert 0.05 < likeness < 0.9, "of noise, little is of low rank"
+
+
+def test_batched_power_sgd_sees_one_square() -> None:
+    numel, side = 390, 20
+    assert [square_side(count) for count in (1, 2, 4, 5, numel, 400, 401)] == [1, 2, 2, 3, side, 20, 21]
+    given = gradient(0)[:numel]
+    means = torch.from_numpy(run_workers(1, repeat_batched, numel)[0])
+    for mean in means:
+        square = torch.zeros(side * side)
+        square[:numel] = mean
+        assert torch.linalg.matrix_rank(square.view(side, side)[:-1], rtol=1e-4) == 4
+    # What it lacks comes later: with one gradient again and again the means come to it.
+    worth = given.square().sum()
+    errors = [float((means[:count].mean(0) - given).square().sum() / worth) for count in (10, 100)]
+    assert errors[1] < 0.1 * errors[0]
+
+
+def repeat_batched(worker: Worker, numel: int) -> Any:
+    state, given = BatchedPowerSgd(rank=4, start=0), gradient(0)[:numel]
+    means = []
+    for _ in range(100):
+        mean = given.clone()
+        approximate(state, 0, mean)
+        means.append(mean)
+    return torch.stack(means).numpy()
+
+
 def test_local_sgd_exchanges_no_gradients(exchanged: list[dict[str, Any]]) -> None:
     for rank, results in enumerate(exchanged):
         assert torch.equal(torch.from_numpy(results["local-sgd"]), gradient(rank))
@@ -109,6 +144,7 @@ def test_a_race_in_a_network(capsys: pytest.CaptureFixture[str], monkeypatch: py
         assert received[name] == pytest.approx(share, rel=0.15)
     assert received["quantized-8bit"] == pytest.approx(0.25, rel=0.15)
     assert received["powersgd-1"] < received["powersgd-2"] < received["powersgd-4"] < 0.25
+    assert received["powersgd-batched-1"] < received["powersgd-batched-2"] < received["powersgd-batched-4"] < 0.25
     payload = rows["oktopk"]["bytes_received_per_rank"]
     assert payload < rows["oktopk"]["interface_bytes_received_per_rank"] < 1.2 * payload + 10_000
 

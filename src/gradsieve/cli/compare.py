@@ -33,7 +33,8 @@ AROUND = ("workers", "timeout", "as_json", "out", "recipes", "seeds", "values")
     default="dense,topka,gtopk,gaussiank,oktopk",
     show_default=True,
     help="With commas; randomk, oktopk-nofeedback and the like show what fails; oktopk-momentum has DGC's correction, "
-    "oktopk-nomomentum none at all; fp16, powersgd-2, … are torch's hooks. NAME@RATE has a base rate of its own.",
+    "oktopk-nomomentum none at all, oktopk-lazy an Adam that counts deliveries; fp16, powersgd-2, … are torch's hooks. "
+    "NAME@RATE has a base rate of its own.",
 )
 @click.option("--values", callback=names, default="exact", show_default=True, help="Codes of values, with commas.")
 @click.option("--seeds", type=str, callback=count, default=3, show_default=True, help="Runs of each: seeds 0, 1, …")

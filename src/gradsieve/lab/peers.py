@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     quantization_hooks,
 )
 
+from gradsieve.lab.batched_power_sgd import BatchedPowerSgd, batched_power_sgd_hook, square_side
 from gradsieve.registry import Registry
 
 GRACE_DENSITY = 0.01
@@ -25,6 +26,7 @@ LOCAL_STEPS = 4  # as in the documentation of torch's averager
 DENSE_SHARE = 0.1  # of the steps, before hooks that begin late do; what torch's documentation of PowerSGD advises
 EARLIEST_START = 2  # PowerSGD's: DDP cuts its buckets anew after the first step
 WHOLE_MODEL_MB = 100_000
+POWER_SGD_RANKS = (1, 2, 4)
 
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 MakeHook = Callable[[int], tuple[Any, Hook]]
@@ -71,8 +73,6 @@ class Peer:
 
 
 def _power_sgd(rank: int) -> MakeHook:
-    """The batched form is not here: on torch 2.13 it always fails, at an assertion of its own on the matrices."""
-
     def make(start: int) -> tuple[Any, Hook]:
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=rank, start_powerSGD_iter=max(start, EARLIEST_START)
@@ -80,6 +80,14 @@ def _power_sgd(rank: int) -> MakeHook:
         return state, powerSGD_hook.powerSGD_hook
 
     return make
+
+
+def _batched_power_sgd(rank: int) -> MakeHook:
+    return lambda start: (BatchedPowerSgd(rank, max(start, EARLIEST_START)), batched_power_sgd_hook)
+
+
+def _batched_bytes(rank: int) -> CountBytes:
+    return lambda shapes, size: dense_bytes([(2 * rank, square_side(sum(map(prod, shapes))))], size)
 
 
 def _bf16_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
@@ -169,7 +177,17 @@ PEERS: Registry[Peer] = Registry(
                 begins_late=True,
                 bytes_received=_power_sgd_bytes(rank),
             )
-            for rank in (1, 2, 4)
+            for rank in POWER_SGD_RANKS
+        },
+        **{
+            f"powersgd-batched-{rank}": Peer(
+                f"PowerSGD of the whole model as one square, rank {rank}",
+                _batched_power_sgd(rank),
+                WHOLE_MODEL_MB,
+                begins_late=True,
+                bytes_received=_batched_bytes(rank),
+            )
+            for rank in POWER_SGD_RANKS
         },
         "quantized-8bit": Peer(
             "all_gather of bytes",
