@@ -15,7 +15,7 @@ import gradsieve
 from gradsieve import InputError, MismatchError, Rules
 from gradsieve.comm import Comm
 from gradsieve.lab.workers import Worker, run_workers
-from gradsieve.optim import DistributedOptimizer, GaussianKSGD, GTopkSGD, OkTopkSGD
+from gradsieve.optim import DistributedOptimizer, GaussianKSGD, GTopkSGD, LazyAdam, OkTopkSGD
 from gradsieve.recipes import OkTopkRecipe
 from gradsieve.testing import run_ranks
 
@@ -45,9 +45,16 @@ def wrapped(model: Any, lr: float, *, recipe: str = "oktopk", momentum: float = 
     return DistributedOptimizer(inner, model, recipe, **options)
 
 
+def wrapped_lazy(model: Any, lr: float, **options: Any) -> Any:
+    parameters = model.parameters() if isinstance(model, nn.Module) else [tensor for _, tensor in model]
+    # Adam's rates are lengths, not factors of a gradient.
+    return DistributedOptimizer(LazyAdam(parameters, lr / 20), model, "oktopk", **options)
+
+
 MAKERS: dict[str, Make] = {
     "wrapped": wrapped,
     "wrapped dgc": lambda model, lr, **options: wrapped(model, lr, recipe="dgc", momentum=0.0, **options),
+    "wrapped LazyAdam": lambda model, lr, **options: wrapped_lazy(model, lr, **options),
     "OkTopkSGD": OkTopkSGD,
     "GTopkSGD": GTopkSGD,
     "GaussianKSGD": GaussianKSGD,
