@@ -98,6 +98,19 @@ def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     assert torch.equal(whole, halves)
 
 
+def test_a_copy_goes_on_as_the_original_does() -> None:
+    """torch copies and pickles an optimizer without what it has beside its state: the copy could not step."""
+    parameter, grads = vector(), gradients(100, 4)
+    optimizer = LazyAdam([parameter], RATE)
+    run(optimizer, parameter, grads[:2])
+    copied, other = copy.deepcopy((parameter, optimizer))
+    before = copied.detach().clone()
+    run(optimizer, parameter, grads[2:])
+    run(other, copied, grads[2:])
+    assert torch.equal(parameter, copied)
+    assert not torch.equal(copied, before)
+
+
 def test_other_layouts_of_memory() -> None:
     plain = nn.Parameter(torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1)))
     turned = nn.Parameter(plain.detach().clone().to(memory_format=torch.channels_last))
@@ -131,10 +144,10 @@ def test_a_closure_is_called_and_gradients_may_be_missing() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"lr": -1.0}, "lr must not be negative, got -1.0"),
-        ({"eps": float("nan")}, "eps must not be negative, got nan"),
+        ({"lr": -1.0}, "lr must be finite and not negative, got -1.0"),
+        ({"eps": float("nan")}, "eps must be finite and not negative, got nan"),
         ({"beta": 1.0}, r"beta must be in \[0, 1\), got 1.0"),
-        ({"weight_decay": -0.1}, "weight_decay must not be negative"),
+        ({"weight_decay": float("inf")}, "weight_decay must be finite and not negative, got inf"),
     ],
 )
 def test_nonsense_is_refused(settings: dict[str, float], sentence: str) -> None:

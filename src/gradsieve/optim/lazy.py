@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,18 +50,18 @@ class LazyAdam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        for name, value, allowed in (
-            ("lr", lr, lr >= 0),
-            ("eps", eps, eps >= 0),
-            ("weight_decay", weight_decay, weight_decay >= 0),
-        ):
-            if not (allowed and math.isfinite(value)):
-                raise InputError(f"{name} must not be negative, got {value}")
+        for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
+            if not 0 <= value < math.inf:
+                raise InputError(f"{name} must be finite and not negative, got {value}")
         if not 0 <= beta < 1:
             raise InputError(f"beta must be in [0, 1), got {beta}")
-        super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay})
         self._guesses: dict[Tensor, int] = {}  # how many entries will come; a wrong guess costs a second pass
-        self._weights: dict[float, Tensor] = {}
+        super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Optimizers are copied and pickled without what they have beside their state.
+        super().__setstate__(state)
+        self._guesses = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Parameters are float32 or float64: moments of anything shorter would not move."""
@@ -79,11 +80,11 @@ class LazyAdam(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._move(parameter, group)
+                    self._move(parameter, parameter.grad, group)
         return loss
 
-    def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        if parameter.grad is None or parameter.grad.is_sparse:
+    def _move(self, parameter: Tensor, given: Tensor, group: dict[str, Any]) -> None:
+        if given.is_sparse:
             raise InputError("LazyAdam takes dense tensors that are mostly zero, not sparse ones")
         if group["weight_decay"]:
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
@@ -91,21 +92,19 @@ class LazyAdam(Optimizer):
         if not state:
             state["mean_square"] = torch.zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
             state["deliveries"] = torch.zeros_like(state["mean_square"])
-        flat = parameter.detach().reshape(-1)
-        grad = parameter.grad.reshape(-1)
+        flat, grad = parameter.detach().reshape(-1), given.reshape(-1)
         chosen = kernels(flat, grad)
         indices, values = chosen.compact(grad, 0.0, self._guesses.get(parameter, grad.numel() // FIRST_GUESS))
         self._guesses[parameter] = indices.numel()
-        weights = self._weights_of(group["beta"], flat)
         moments = state["mean_square"], state["deliveries"]
+        weights = _weights(group["beta"]).to(flat)
         chosen.move_delivered_(flat, *moments, indices, values, weights, group["lr"], group["eps"])
         if not parameter.is_contiguous():  # then `flat` is a copy
             parameter.copy_(flat.view_as(parameter))
 
-    def _weights_of(self, beta: float, like: Tensor) -> Tensor:
-        """Of a new square in the mean, by how many came before; the last one holds for all that follow."""
-        if beta not in self._weights:
-            counted = 1 if beta == 0 else min(MOST_COUNTED, math.ceil(math.log(NEGLIGIBLE) / math.log(beta)))
-            counts = torch.arange(1, counted + 1, dtype=torch.float64)
-            self._weights[beta] = (1 - beta) / (1 - beta**counts)
-        return self._weights[beta].to(like)
+
+@cache
+def _weights(beta: float) -> Tensor:
+    """Of a new square in the mean, by how many came before; the last one holds for all that follow."""
+    counted = 1 if beta == 0 else min(MOST_COUNTED, math.ceil(math.log(NEGLIGIBLE) / math.log(beta)))
+    return (1 - beta) / (1 - beta ** torch.arange(1, counted + 1, dtype=torch.float64))
