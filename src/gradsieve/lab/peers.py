@@ -153,8 +153,13 @@ def _installed_elsewhere() -> dict[str, Peer]:
     return {"grace-topk": Peer("GRACE's top-k of 1 %", _grace_topk, WHOLE_MODEL_MB, bytes_received=_grace_bytes)}
 
 
-# PowerSGD starts collectives in callbacks; over Gloo, ranks would start those of several buckets in different orders,
-# which crashes. So the whole model is one bucket.
+def _as_power_sgd(description: str, make_hook: MakeHook, bytes_received: CountBytes) -> Peer:
+    """PowerSGD starts collectives in callbacks, and over Gloo ranks would start those of several buckets in different
+    orders, which crashes. So the whole model is one bucket.
+    """
+    return Peer(description, make_hook, WHOLE_MODEL_MB, begins_late=True, bytes_received=bytes_received)
+
+
 PEERS: Registry[Peer] = Registry(
     "peer",
     {
@@ -170,22 +175,14 @@ PEERS: Registry[Peer] = Registry(
             bytes_received=lambda shapes, size: dense_bytes(shapes, size) / 2,
         ),
         **{
-            f"powersgd-{rank}": Peer(
-                f"PowerSGD, rank {rank}",
-                _power_sgd(rank),
-                WHOLE_MODEL_MB,
-                begins_late=True,
-                bytes_received=_power_sgd_bytes(rank),
-            )
+            f"powersgd-{rank}": _as_power_sgd(f"PowerSGD, rank {rank}", _power_sgd(rank), _power_sgd_bytes(rank))
             for rank in POWER_SGD_RANKS
         },
         **{
-            f"powersgd-batched-{rank}": Peer(
-                f"PowerSGD of the whole model as one square, rank {rank}",
+            f"powersgd-batched-{rank}": _as_power_sgd(
+                f"PowerSGD of all as one square, rank {rank}",
                 _batched_power_sgd(rank),
-                WHOLE_MODEL_MB,
-                begins_late=True,
-                bytes_received=_batched_bytes(rank),
+                _batched_bytes(rank),
             )
             for rank in POWER_SGD_RANKS
         },

@@ -52,7 +52,7 @@ class Plan:
             raise InputError(f"{self.exchange.recipe} keeps a state that cannot be saved: it runs without checkpoints")
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
-        self.exchange.optimizer(self.resolved())
+        self.exchange.optimizer(self.resolved())  # or a worker would find that they do not fit
 
     def resolved(self) -> Preset:
         """The preset with what was asked for put in."""

@@ -77,19 +77,9 @@ class Adam:
     weight_decay: float = 0.0  # more keeps weights smaller
     betas: tuple[float, float] = (0.9, 0.999)  # more smooths over more steps
 
-    counts_deliveries: bool = False  # see `LazyAdam`, which has no first moments
-
     def build(self, model: nn.Module) -> Optimizer:
         """Biases and norms do not decay."""
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": self.weight_decay},
-            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        if self.counts_deliveries:
-            return LazyAdam(groups, self.rate, self.betas[1])
-        return torch.optim.AdamW(groups, self.rate, self.betas, fused=True)
+        return torch.optim.AdamW(_decaying(model, self.weight_decay), self.rate, self.betas, fused=True)
 
     def at(self, rate: float) -> Adam:
         """With another base rate."""
@@ -99,6 +89,41 @@ class Adam:
         """Its momentum is a mean: the rate stays."""
         return replace(self, betas=(0.0, self.betas[1]))
 
-    def lazy(self) -> Adam:
+    def lazy(self) -> Lazy:
         """Without first moments; the rate stays."""
-        return replace(self.without_momentum(), counts_deliveries=True)
+        return Lazy(self.rate, self.weight_decay, self.betas[1])
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """Adam whose moments count deliveries, see `LazyAdam`."""
+
+    rate: float = 1e-3  # more moves faster, and breaks sooner
+    weight_decay: float = 0.0  # more keeps weights smaller
+    beta: float = 0.999  # more smooths over more deliveries
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """Biases and norms do not decay."""
+        return LazyAdam(_decaying(model, self.weight_decay), self.rate, self.beta)
+
+    def at(self, rate: float) -> Lazy:
+        """With another base rate."""
+        return replace(self, rate=rate)
+
+    def without_momentum(self) -> Lazy:
+        """It has none."""
+        return self
+
+    def lazy(self) -> Lazy:
+        """It is."""
+        return self
+
+
+def _decaying(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups of parameters: matrices decay, biases and norms do not."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
