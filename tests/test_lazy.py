@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import gradsieve
+from gradsieve.cli import main
 from gradsieve.errors import InputError
 from gradsieve.lab.train.exchange import Exchange
 from gradsieve.lab.train.plan import Plan
@@ -173,6 +175,18 @@ def test_the_ending_of_a_recipe_chooses_it() -> None:
     assert isinstance(Exchange("dense-lazy").optimizer(preset).build(nn.Linear(3, 2)), LazyAdam)
     assert Exchange("dense-lazy").peer == Exchange("dense").peer
     assert not isinstance(Exchange("oktopk").optimizer(preset).build(nn.Linear(3, 2)), LazyAdam)
+
+
+@pytest.mark.parametrize(
+    "command", ["compare resnet20 --recipes dense,oktopk-lazy", "bench train vgg16 --recipe dense oktopk-lazy"]
+)
+def test_nobody_starts_before_it_is_known_that_sgd_cannot_be_lazy(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Workers had been started, and the sentence was one rank's."""
+    assert main([*command.split(), "--out", str(tmp_path / "runs")]) == 2
+    assert capsys.readouterr().err.startswith("gradsieve: error: lazy is a kind of Adam")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_where_sgd_trains_there_is_nothing_lazy() -> None:

@@ -50,6 +50,7 @@ def compare(**options: Any) -> None:  # fmt: skip
 
     plan = plan_of(options, recipe=DENSE, values="exact")
     exchanges = mixtures(plan.exchange, around["recipes"], around["values"])
+    plan.check_with(exchanges)
     folder = run_folder(around["out"], f"compare-{plan.workload}")
     run_comparison(plan, exchanges, range(around["seeds"]), folder, around)
 

@@ -65,6 +65,7 @@ class TrainPlan:
     def __post_init__(self) -> None:
         if not any(exchange.recipe == DENSE for exchange in self.exchanges):
             raise InputError("dense has to be among the recipes: the target is what it reaches")
+        self.run.check_with(self.exchanges)
         if self.ranks < 2:
             raise InputError(f"ranks must be at least 2, or nothing is sent, got {self.ranks}")
         if not 0 <= self.margin < 1:

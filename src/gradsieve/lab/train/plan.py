@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,12 @@ class Plan:
             raise InputError(f"{self.exchange.recipe} keeps a state that cannot be saved: it runs without checkpoints")
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
-        self.exchange.optimizer(self.resolved())  # or a worker would find that they do not fit
+        self.exchange.optimizer(self.resolved())
+
+    def check_with(self, exchanges: Iterable[Exchange]) -> None:
+        """That the same run can be made with each of them: what does not fit is an error here, not in a worker."""
+        for exchange in exchanges:
+            replace(self, exchange=exchange)
 
     def resolved(self) -> Preset:
         """The preset with what was asked for put in."""
