@@ -9,7 +9,6 @@ from torch import Tensor
 
 LAYERS = 24
 SCALE_DECADES = 1.5  # between the flattest and the steepest layer, as between the layers of a VGG
-POOL = 3
 MAX_SHIFT = 1 << 16
 ALIGNED_ENTRIES = 16  # a cache line of float32: shifted gradients stay as aligned as real ones
 
@@ -17,32 +16,29 @@ ALIGNED_ENTRIES = 16  # a cache line of float32: shifted gradients stay as align
 class Gradients:
     """One rank's endless supply of float32 gradients.
 
-    A few tensors are drawn beforehand and handed out in rotation, each time shifted by another few entries: no
-    gradient comes twice, entries keep the scale of their layer, and handing one out costs nothing. Ranks that ask
-    equally often get gradients whose shared part is the same.
+    One tensor is drawn beforehand, a little longer, and handed out each time from another place: what an entry gets
+    is new, it keeps the scale of its layer, handing one out costs nothing, and there is room for little more where
+    many ranks share a machine. Ranks that ask equally often get gradients whose shared part is the same.
     """
 
     def __init__(self, numel: int, *, rank: int = 0, seed: int = 0) -> None:
         self.numel = numel
-        lines = min(MAX_SHIFT, numel) // ALIGNED_ENTRIES
-        self._shifts = max(1, lines)
-        length = numel + self._shifts * ALIGNED_ENTRIES
-        self._pool = [self._drawn(length, rank, seed * 1_000_003 + number) for number in range(POOL)]
+        # Few entries are too few to begin at every cache line only: the same gradients would come again.
+        self._stride = ALIGNED_ENTRIES if numel >= MAX_SHIFT else 1
+        self._shifts = min(MAX_SHIFT, numel) // self._stride
+        self._drawn = _drawn(numel + self._shifts * self._stride, rank, seed)
         self._chance = torch.Generator().manual_seed(seed)
-        self._count = 0
 
     def fresh(self) -> Tensor:
         """The next gradient: a view that must not be written to."""
-        shift = int(torch.randint(self._shifts, (), generator=self._chance)) * ALIGNED_ENTRIES
-        drawn = self._pool[self._count % POOL]
-        self._count += 1
-        return drawn[shift : shift + self.numel]
+        shift = int(torch.randint(self._shifts, (), generator=self._chance)) * self._stride
+        return self._drawn[shift : shift + self.numel]
 
-    @staticmethod
-    def _drawn(length: int, rank: int, seed: int) -> Tensor:
-        shared = layered(length, torch.Generator().manual_seed(seed))
-        own = layered(length, torch.Generator().manual_seed(seed * 1_009 + rank + 1))
-        return shared.add_(own)
+
+def _drawn(length: int, rank: int, seed: int) -> Tensor:
+    shared = layered(length, torch.Generator().manual_seed(seed))
+    own = layered(length, torch.Generator().manual_seed(seed * 1_009 + rank + 1))
+    return shared.add_(own)
 
 
 def layered(length: int, generator: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradsieve.comm import CountingComm, TorchComm, Traffic
 from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Contender, Progress, contest, silent
-from gradsieve.lab.bench.gradients import POOL, Gradients
+from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.meter import Exchanged, Meter
 from gradsieve.lab.bench.peers import PeerContender
 from gradsieve.lab.bench.report import (
@@ -165,8 +165,8 @@ def _check(plan: ReducePlan) -> None:
     for name in plan.peers:
         PEERS[name]
     check_networks(plan.networks, max(plan.ranks))
-    # Each recipe and peer keeps up to three vectors; the pool, the gradient, and what a dense step makes on the way.
-    vectors = POOL + 3 + 3 * (len(plan.recipes) * len(plan.values) + len(plan.peers))
+    # What is drawn, the gradient, the peers' parameters; residuals with their entries; buckets with a hook's state.
+    vectors = 3 + 3 * len(plan.recipes) * len(plan.values) + 4 * len(plan.peers)
     remedy = "use a smaller --numel, fewer --recipe or fewer --peer"
     require_memory(4 * vectors * max(plan.numels) * max(plan.ranks), remedy)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradsieve.feedback import Residual
 from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Contender, Progress, contest, silent
-from gradsieve.lab.bench.gradients import POOL, Gradients
+from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.report import Column, Report, Row, environment, milliseconds, thousands, times
 from gradsieve.lab.machine import require_memory
 from gradsieve.pieces import Pieces
@@ -118,8 +118,8 @@ class AddContender:
 def bench_select(plan: SelectPlan, progress: Progress = silent) -> Report:
     """Measure all combinations; the peers are always among the rows."""
     selectors = {name: SELECTORS[name] for name in plan.methods}
-    # Two vectors for each method's residual, one each for the peers', and what torch.topk makes on the way.
-    vectors = POOL + 2 * len(selectors) + 2 + 4
+    # What is drawn, two for each method's residual, one each for the peers', and what torch.topk makes on the way.
+    vectors = 1 + 2 * len(selectors) + 2 + 4
     require_memory(4 * vectors * max(plan.numels), "use a smaller --numel or fewer --method")
     before = torch.get_num_threads()
     rows: list[Row] = []

@@ -103,7 +103,7 @@ def bench_wire(plan: WirePlan, progress: Progress = silent) -> Report:
     if min(plan.ranks) < 2:
         raise InputError(f"ranks must be at least 2, or nothing is sent, got {min(plan.ranks)}")
     check_networks((network for network in plan.networks if network != THREADS), max(plan.ranks))
-    vectors = 6  # a rank's pool of gradients, its gradient, residual and spare
+    vectors = 4  # what is drawn, the gradient, residual and spare
     require_memory(4 * vectors * plan.numel * max(plan.ranks), "use a smaller --numel or fewer --ranks")
     cells = [
         Cell(values, indices, density, ranks, plan.numel, plan.repeats, network)
