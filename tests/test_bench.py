@@ -18,6 +18,7 @@ from gradsieve.errors import InputError
 from gradsieve.lab import machine
 from gradsieve.lab.bench.contest import contest
 from gradsieve.lab.bench.gradients import Gradients
+from gradsieve.lab.bench.reduce import ReducePlan, bench_reduce
 from gradsieve.lab.workers import Worker, WorkerError, run_workers
 from gradsieve.wire.message import OVERHEAD_BYTES
 
@@ -131,6 +132,19 @@ def test_memory_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         machine.require_memory(3_000_000_000, "use less")
     monkeypatch.setattr(machine, "available_bytes", lambda: None)
     machine.require_memory(10**18, "")
+
+
+@pytest.mark.parametrize(
+    ("recipes", "peers", "vectors"),
+    [(["dense"], [], 4), (["oktopk"], [], 6), (["dgc"], [], 8), (["oktopk", "dgc"], ["bf16"], 15)],
+)
+def test_room_is_asked_for_what_recipes_and_peers_keep(
+    monkeypatch: pytest.MonkeyPatch, recipes: list[str], peers: list[str], vectors: int
+) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: 0)
+    plan = ReducePlan(recipes, numels=[10**9], densities=[0.01], ranks=[1], repeats=1, peers=peers)
+    with pytest.raises(InputError, match=f"needs about {4 * vectors}.0 GB of memory"):
+        bench_reduce(plan)
 
 
 def work(worker: Worker, how: str) -> None:

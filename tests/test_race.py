@@ -11,7 +11,7 @@ import pytest
 import networks
 from gradsieve.cli import main
 from gradsieve.errors import InputError, MismatchError
-from gradsieve.lab.bench.breakeven import break_even, range_text
+from gradsieve.lab.bench.breakeven import break_even, range_text, read_reports
 from gradsieve.lab.bench.picture import draw_race, draw_steps
 from gradsieve.lab.bench.timed import WARMING_STEPS, StepTime, require_equal
 from gradsieve.lab.bench.train import TrainPlan, _read, _rows, _seconds_to
@@ -270,15 +270,41 @@ def test_break_even_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "beats every peer" in capsys.readouterr().out
     assert main(["bench", "break-even", str(file), "--step-ms", "nan"]) == 2
     assert "a step must compute for 0 ms or longer, got nan ms" in capsys.readouterr().err
-    elsewhere = [{**row, "ranks": 8} for row in results if row["recipe"] == "oktopk"]
-    file.write_text(json.dumps({"environment": {}, "results": [*results, *elsewhere]}))
-    assert main(["bench", "break-even", str(file)]) == 2
-    assert "needs dense exchanges" in capsys.readouterr().err
     file.write_text(json.dumps({"environment": {}, "results": results[:1]}))
     assert main(["bench", "break-even", str(file)]) == 2
-    assert "needs dense exchanges, and recipes, on two networks" in capsys.readouterr().err
-    assert main(["bench", "break-even", str(tmp_path / "none.json")]) == 2
-    assert "is not what bench reduce --network … --json prints" in capsys.readouterr().err
+    assert "no recipe was measured on two networks, together with dense" in capsys.readouterr().err
+    file.write_text(json.dumps({"environment": {}, "results": [{"interface_bytes_received_per_rank": 1}]}))
+    for bad in (file, tmp_path / "none.json"):
+        assert main(["bench", "break-even", str(bad)]) == 2
+        assert f"{bad} is not what bench reduce --network … --json prints" in capsys.readouterr().err
+
+
+def test_what_was_measured_on_one_network_only_has_no_break_even(tmp_path: Path) -> None:
+    """A line through one point would have been any line."""
+    results = measured("gloo all_reduce", True, 6e6, 0.010) + measured("oktopk", False, 6e4, 0.020)
+    once = measured("topka", False, 6e4, 0.020)[:1]
+    without_dense = [{**row, "ranks": 8} for row in results if row["recipe"] == "oktopk"]
+    file = written(tmp_path / "reduce.json", [*results, *once, *without_dense])
+    assert read_reports([file])[0] == results
+
+
+def test_break_even_of_networks_measured_one_by_one(tmp_path: Path) -> None:
+    results = measured("gloo all_reduce", True, 6e6, 0.010) + measured("oktopk", False, 6e4, 0.020)
+    names = dict.fromkeys(row["network"] for row in results)
+    files = [
+        written(tmp_path / f"{number}.json", [row for row in results if row["network"] == network])
+        for number, network in enumerate(names)
+    ]
+    together = break_even(*read_reports(files), [0.0]).results
+    assert together == break_even(results, {}, [0.0]).results
+    elsewhere = written(tmp_path / "elsewhere.json", results, cores=64)
+    with pytest.raises(InputError, match=r"elsewhere\.json was not measured on the machine of .*0\.json"):
+        read_reports([files[0], elsewhere])
+
+
+def written(file: Path, results: list[dict[str, Any]], cores: int = 2) -> Path:
+    file.write_text(json.dumps({"environment": {"cpu": "x", "cores": cores}, "results": results}))
+    return file
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(

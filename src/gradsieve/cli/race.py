@@ -97,7 +97,7 @@ def train(**options: Any) -> None:
 
 
 @click.command("break-even", cls=ManyValues)
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--step-ms",
     "steps",
@@ -109,12 +109,13 @@ def train(**options: Any) -> None:
     help="What a step computes, besides exchanging.",
 )
 @json_option()
-def break_even(file: Path, steps: Sequence[float], as_json: bool) -> None:
+def break_even(files: Sequence[Path], steps: Sequence[float], as_json: bool) -> None:
     """Below which bandwidth does each recipe beat dense, and all of DDP's hooks?
 
-    FILE is what `bench reduce --network … --json` printed for two or more networks.
+    FILE is what `bench reduce --network … --json` printed for two or more networks, or for one each. What was
+    measured on one network only is left out.
     """
     from gradsieve.lab.bench import breakeven
 
-    report = breakeven.break_even(*breakeven.read_report(file), [step / 1e3 for step in steps])
+    report = breakeven.break_even(*breakeven.read_reports(files), [step / 1e3 for step in steps])
     show(report, "Break-even", breakeven.COLUMNS, as_json)

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from gradsieve.lab.network.topology import split_profile
 HIDING_SHARE = 2 / 3
 RATES = np.geomspace(1e6, 100e9, 2001)  # bits a second
 CELL = ("numel", "density", "ranks")  # what is measured together, on each network
+NEEDED = (*CELL, "network", "recipe", "peer", "seconds")
+MACHINE = ("cpu", "cores")  # of an environment
 AHEAD = 1.02  # times faster, to count as faster
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -74,19 +77,44 @@ def break_even(results: Sequence[Row], environment: dict[str, Any], steps: Seque
     return Report(environment, rows)
 
 
-def read_report(path: Path) -> tuple[list[Row], dict[str, Any]]:
-    """What `bench reduce --network … --json` has written."""
+def read_reports(paths: Sequence[Path]) -> tuple[list[Row], dict[str, Any]]:
+    """What `bench reduce --network … --json` has written, once or in several runs on one machine."""
+    results: list[Row] = []
+    environments = []
+    for path in paths:
+        rows, environment = _read(path)
+        results += rows
+        environments.append(environment)
+        if any(environment.get(name) != environments[0].get(name) for name in MACHINE):
+            raise InputError(f"{path} was not measured on the machine of {paths[0]}: their times cannot be compared")
+    usable = _on_two_networks(results)
+    if not any(row["recipe"] != BACKEND for row in usable):
+        names = " and ".join(map(str, paths))
+        raise InputError(f"{names}: no recipe was measured on two networks, together with dense")
+    return usable, environments[0]
+
+
+def _read(path: Path) -> tuple[list[Row], dict[str, Any]]:
     try:
         content = json.loads(path.read_text())
         results = [row for row in content["results"] if "interface_bytes_received_per_rank" in row]
-        networks = {row["network"] for row in results}
-        dense = {_condition(row) for row in results if row["recipe"] == BACKEND}
-        environment = dict(content["environment"])
+        for row in results:
+            itemgetter(*NEEDED)(row)
+        return results, dict(content["environment"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not what bench reduce --network … --json prints ({error!r})") from None
-    if len(networks) < 2 or dense != set(map(_condition, results)):
-        raise InputError(f"{path} needs dense exchanges, and recipes, on two networks at least")
-    return results, environment
+
+
+def _on_two_networks(results: Sequence[Row]) -> list[Row]:
+    """What a line can be fitted to, where dense has one as well."""
+    networks: dict[tuple[Any, ...], set[str]] = {}
+    for row in results:
+        networks.setdefault((_condition(row), name_of(row)), set()).add(row["network"])
+    return [
+        row
+        for row in results
+        if len(networks[_condition(row), name_of(row)]) > 1 and len(networks.get((_condition(row), BACKEND), ())) > 1
+    ]
 
 
 def _condition(row: Row) -> tuple[Any, ...]:

@@ -165,10 +165,16 @@ def _check(plan: ReducePlan) -> None:
     for name in plan.peers:
         PEERS[name]
     check_networks(plan.networks, max(plan.ranks))
-    # What is drawn, the gradient, the peers' parameters; residuals with their entries; buckets with a hook's state.
-    vectors = 3 + 3 * len(plan.recipes) * len(plan.values) + 4 * len(plan.peers)
+    # What is drawn, the gradient, the peers' parameters; what recipes keep; a peer's buckets and the state of its hook.
+    vectors = 3 + sum(map(_vectors_kept, plan.recipes)) * len(plan.values) + 4 * len(plan.peers)
     remedy = "use a smaller --numel, fewer --recipe or fewer --peer"
     require_memory(4 * vectors * max(plan.numels) * max(plan.ranks), remedy)
+
+
+def _vectors_kept(name: str) -> int:
+    """Each that a recipe remembers is there twice, as it was before the step and after; and entries on their way."""
+    feedback = recipe(name).feedback
+    return 2 * len(feedback.vectors(feedback.init(Pieces([torch.zeros(1)])))) + 1
 
 
 def measure(worker: Worker, cell: Cell) -> dict[str, list[Exchanged]]:
