@@ -15,6 +15,7 @@ from gradsieve.lab.bench.breakeven import break_even, range_text, read_reports
 from gradsieve.lab.bench.picture import draw_race, draw_steps
 from gradsieve.lab.bench.timed import WARMING_STEPS, StepTime, require_equal
 from gradsieve.lab.bench.train import TrainPlan, _read, _rows, _seconds_to
+from gradsieve.lab.picture import legend_below, look, sheet
 from gradsieve.lab.train.exchange import Exchange, mixtures
 from gradsieve.lab.train.plan import Plan
 
@@ -305,6 +306,24 @@ def test_break_even_of_networks_measured_one_by_one(tmp_path: Path) -> None:
 def written(file: Path, results: list[dict[str, Any]], cores: int = 2) -> Path:
     file.write_text(json.dumps({"environment": {"cpu": "x", "cores": cores}, "results": results}))
     return file
+
+
+def test_curves_of_a_race_of_all_can_be_told_apart() -> None:
+    assert len({str(look(number)) for number in range(40)}) == 40
+
+
+def test_a_legend_of_many_long_names_stays_on_the_sheet() -> None:
+    """Of 22 contenders the first and the last names had been cut off."""
+    figure = sheet(12.5, 6, "")
+    axes = figure.subplots()
+    for number in range(22):
+        axes.plot([1, 2], [number, number], label=f"gaussiank-nomomentum@0.002 bf16 {number}", **look(number))
+    legend_below(figure, axes)
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    shown = legend.get_window_extent()
+    assert 0 <= shown.x0 < shown.x1 <= figure.bbox.width
+    assert shown.y0 >= 0
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(

@@ -8,7 +8,8 @@ from typing import Any
 COLORS = ("#64748b", "#0d9488", "#d97706", "#7c3aed", "#dc2626", "#2563eb", "#65a30d", "#db2777", "#0891b2", "#854d0e")
 INK, FAINT, GRID = "#1e293b", "#64748b", "#e2e8f0"
 DOTS_PER_INCH = 130
-INCHES_A_LABEL = 2.2
+STROKES = ("-", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))  # once the colours have all been used, and so on
+INCHES_A_LETTER, INCHES_A_LABEL = 0.095, 0.75  # of a legend; the second one is what a label has besides letters
 
 
 def sheet(width: float, height: float, title: str) -> Any:
@@ -47,15 +48,20 @@ def finish(axes: Any, logarithmic: str = "") -> None:
 def legend_below(figure: Any, axes: Any) -> None:
     """One for all axes."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = max(1, int(figure.get_figwidth() / INCHES_A_LABEL))
+    columns = max(1, int(figure.get_figwidth() / (INCHES_A_LABEL + INCHES_A_LETTER * max(map(len, labels)))))
     figure.legend(
         handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False, labelcolor=INK
     )
 
 
 def color(number: int) -> str:
-    """Of the curve of this number."""
+    """Of the bar or curve of this number."""
     return COLORS[number % len(COLORS)]
+
+
+def look(number: int) -> dict[str, Any]:
+    """A colour and a stroke, which together tell the curve of this number from all others."""
+    return {"color": color(number), "linestyle": STROKES[number // len(COLORS) % len(STROKES)]}
 
 
 def save(figure: Any, path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve.lab.bench.report import Row, milliseconds
-from gradsieve.lab.picture import FAINT, INK, color, finish, legend_below, save, sheet
+from gradsieve.lab.picture import FAINT, INK, color, finish, legend_below, look, save, sheet
 
 CONDITIONS = ("network", "numel", "density", "ranks")
 
@@ -22,13 +22,14 @@ def draw_race(path: Path, rows: Sequence[Row]) -> None:
     networks = list(dict.fromkeys(row["network"] for row in rows))
     first = rows[0]
     title = f"{first['workload']}, {first['numel']:,} parameters, {first['ranks']} ranks"
-    figure = sheet(1.5 + 5.5 * len(networks), 5.2, title)
+    figure = sheet(1.5 + 5.5 * len(networks), 5.2 + 0.05 * len(rows) / len(networks), title)
     panels: Any = figure.subplots(1, len(networks), sharey=True, squeeze=False)[0]
     for axes, network in zip(panels, networks, strict=True):
         for number, row in enumerate(row for row in rows if row["network"] == network):
             for seed, curve in enumerate(row["curves"]):
+                seconds, losses = [at[1] for at in curve], [at[2] for at in curve]
                 label = name_of(row) if seed == 0 else None
-                axes.plot([at[1] for at in curve], [at[2] for at in curve], color=color(number), lw=1.5, label=label)
+                axes.plot(seconds, losses, linewidth=1.5, label=label, **look(number))
         axes.axhline(first["target_loss"], color=FAINT, linewidth=1, linestyle="--")
         axes.set_title(network, color=INK, loc="left", fontsize=11)
         axes.set_xlabel("seconds of training (log scale)", color=INK)

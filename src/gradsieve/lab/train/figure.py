@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradsieve.lab.picture import INK, color, finish, legend_below, save, sheet
+from gradsieve.lab.picture import INK, finish, legend_below, look, save, sheet
 from gradsieve.lab.train.comparison import Curves
 
 SMOOTHED_ROWS = 5
@@ -36,7 +36,7 @@ def draw_comparison(path: Path, title: str, train: Sequence[Curves], test: Seque
         smoothed = SMOOTHED_ROWS if number == 0 else 1
         for axes, axis in zip(rows[number], AXES, strict=True):
             for place, curve in enumerate(curves):
-                _draw(axes, curve, axis, field, color(place), smoothed)
+                _draw(axes, curve, axis, field, look(place), smoothed)
             finish(axes, "x" if axis.logarithmic else "")
             if number == 1:
                 axes.set_xlabel(axis.title, color=INK)
@@ -50,11 +50,11 @@ def _label(number: int, field: str) -> str:
     return "training loss" if number == 0 else f"test {field.replace('_', ' ')}"
 
 
-def _draw(axes: Any, curve: Curves, axis: Axis, field: str, ink: str, smoothed: int) -> None:
+def _draw(axes: Any, curve: Curves, axis: Axis, field: str, ink: dict[str, Any], smoothed: int) -> None:
     """The mean over seeds as a line, their range as a band."""
     at = curve.at(field)
     if not at:
-        axes.plot([], [], color=ink, label=curve.label)
+        axes.plot([], [], label=curve.label, **ink)
         return
     x = [axis.scale * value for value in curve.means(axis.field)][: len(at)]
     mean, low, high = (
@@ -62,9 +62,9 @@ def _draw(axes: Any, curve: Curves, axis: Axis, field: str, ink: str, smoothed: 
         for values in ([sum(v) / len(v) for v in at], [min(v) for v in at], [max(v) for v in at])
     )
     marker = {"marker": "o", "markersize": 3.5} if smoothed == 1 else {}
-    axes.plot(x, mean, color=ink, linewidth=1.9, label=curve.label, **marker)
+    axes.plot(x, mean, linewidth=1.9, label=curve.label, **ink, **marker)
     if len(at[0]) > 1:
-        axes.fill_between(x, low, high, color=ink, alpha=0.15, linewidth=0)
+        axes.fill_between(x, low, high, color=ink["color"], alpha=0.15, linewidth=0)
 
 
 def _limit(row: Any, curves: Sequence[Curves], field: str) -> None:
