@@ -97,14 +97,15 @@ class LazyAdam(Optimizer):
         indices, values = chosen.compact(grad, 0.0, self._guesses.get(parameter, grad.numel() // FIRST_GUESS))
         self._guesses[parameter] = indices.numel()
         moments = state["mean_square"], state["deliveries"]
-        weights = _weights(group["beta"]).to(flat)
+        weights = _weights(group["beta"], flat.dtype, flat.device)
         chosen.move_delivered_(flat, *moments, indices, values, weights, group["lr"], group["eps"])
         if not parameter.is_contiguous():  # then `flat` is a copy
             parameter.copy_(flat.view_as(parameter))
 
 
 @cache
-def _weights(beta: float) -> Tensor:
+def _weights(beta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Of a new square in the mean, by how many came before; the last one holds for all that follow."""
     counted = 1 if beta == 0 else min(MOST_COUNTED, math.ceil(math.log(NEGLIGIBLE) / math.log(beta)))
-    return (1 - beta) / (1 - beta ** torch.arange(1, counted + 1, dtype=torch.float64))
+    weights = (1 - beta) / (1 - beta ** torch.arange(1, counted + 1, dtype=torch.float64))
+    return weights.to(device, dtype)

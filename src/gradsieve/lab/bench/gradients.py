@@ -26,7 +26,7 @@ class Gradients:
         # Few entries are too few to begin at every cache line only: the same gradients would come again.
         self._stride = ALIGNED_ENTRIES if numel >= MAX_SHIFT else 1
         self._shifts = min(MAX_SHIFT, numel) // self._stride
-        self._drawn = _drawn(numel + self._shifts * self._stride, rank, seed)
+        self._drawn = _draw(numel + self._shifts * self._stride, rank, seed)
         self._chance = torch.Generator().manual_seed(seed)
 
     def fresh(self) -> Tensor:
@@ -35,7 +35,7 @@ class Gradients:
         return self._drawn[shift : shift + self.numel]
 
 
-def _drawn(length: int, rank: int, seed: int) -> Tensor:
+def _draw(length: int, rank: int, seed: int) -> Tensor:
     shared = layered(length, torch.Generator().manual_seed(seed))
     own = layered(length, torch.Generator().manual_seed(seed * 1_009 + rank + 1))
     return shared.add_(own)
