@@ -167,7 +167,7 @@ def _check(plan: ReducePlan) -> None:
     check_networks(plan.networks, max(plan.ranks))
     # What is drawn, the gradient, the peers' parameters; what recipes keep; a peer's buckets and the state of its hook.
     vectors = 3 + sum(map(_vectors_kept, plan.recipes)) * len(plan.values) + 4 * len(plan.peers)
-    remedy = "use a smaller --numel, fewer --recipe or fewer --peer"
+    remedy = "use a smaller --numel, fewer --ranks, --recipe or --peer"
     require_memory(4 * vectors * max(plan.numels) * max(plan.ranks), remedy)
 
 
