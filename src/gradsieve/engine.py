@@ -114,6 +114,12 @@ class Engine:
         k = group.numel if density is None else entries_to_keep(group.numel, density, self.comm)
         return self._pipeline(group, density).exchange(pieces, k, self.states[index], pieces)
 
+    def commit(self, states: list[PipelineState]) -> None:
+        """Take on the groups' new states: the step counts."""
+        self.states = states
+        self.steps_done += 1
+        self.dense_steps_left = max(0.0, self.dense_steps_left - 1)
+
     def _pipeline(self, group: Group, density: float | None) -> Pipeline:
         if not group.sparse:
             return self._dense
@@ -184,9 +190,7 @@ class Step:
         counted = all(outcome.finite for outcome in self._outcomes)
         engine.stats.record(self._stats(counted))
         if counted:
-            engine.states = [outcome.state for outcome in self._outcomes]
-            engine.steps_done += 1
-            engine.dense_steps_left = max(0.0, engine.dense_steps_left - 1)
+            engine.commit([outcome.state for outcome in self._outcomes])
         return counted
 
     def _stats(self, counted: bool) -> StepStats:

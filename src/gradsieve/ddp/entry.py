@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from gradsieve import handshake
 from gradsieve.comm import CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout, twin_of
 from gradsieve.ddp.hook import Feed, exchange_hook
+from gradsieve.ddp.updates import UpdateFeed, UpdateSieve, bind, prepared, update_hook
 from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
@@ -26,17 +28,24 @@ from gradsieve.scaling import Scaler, check_scaler
 from gradsieve.schedules import Schedule, as_schedule
 from gradsieve.sieve import Sieve
 from gradsieve.sinks import Sink
+from gradsieve.updates import LocalModel, UpdateEngine
+from gradsieve.updates.engine import for_updates
+from gradsieve.updates.model import shared_copies
 from gradsieve.worker import Worker
 
+DEFAULT_RECIPE = "oktopk"
+DEFAULT_UPDATE_RECIPE = "onebit"
+DEFAULT_UPDATE_DENSITY = 0.5  # 64 times fewer bytes than dense; lower loses learning (docs/optimizers.md)
 DEFAULT_GROUP_MB = 25.0
 DEFAULT_CHECK_REPLICAS_EVERY = 100
 
 
 def attach(
     model: DistributedDataParallel,
-    recipe: str | Recipe = "oktopk",
+    recipe: str | Recipe | None = None,
     *,
-    density: float | Schedule,
+    density: float | Schedule | None = None,
+    optimizer: Optimizer | None = None,
     rules: Rules | None = None,
     group_mb: float | None = DEFAULT_GROUP_MB,
     scaler: Scaler | None = None,
@@ -45,47 +54,96 @@ def attach(
     timeout_seconds: float | None = None,
     sinks: Sequence[Sink] = (),
 ) -> Sieve:
-    """Have a DDP model's gradients exchanged sparsely from its next backward pass on. All ranks call it together.
+    """Have a DDP model's gradients, or its optimizer's updates, exchanged sparsely from its next backward pass on.
 
-    `density` is the fraction of entries to send, or a schedule of it. `rules` say which parameters go dense.
-    `group_mb` is the most that is selected from and sent as one; None is the whole model, as in the papers, and leaves
-    nothing to overlap with backward. `scaler` is the `GradScaler` in use, if any. `local_clip_norm` clips each rank's
-    gradient before it is added to what it owes, as DGC does. Once in `check_replicas_every` steps all ranks' parameters
-    are compared; 0 is never. `timeout_seconds` is how long to wait for a peer; that of the model's process group if
-    not given. `sinks` get the figures of every step.
+    All ranks call it together. With `optimizer`, every rank steps on its own gradient and the ranks exchange what the
+    optimizer did (see `gradsieve.updates`): this is what Adam needs. A `torch.optim.AdamW` or `Adam` is turned into
+    `gradsieve.AdamW` or `gradsieve.Adam` in place. Without it, gradients are exchanged before the optimizer sees them.
+
+    Args:
+        model: The wrapped model.
+        recipe: What to send and how to sum it; `"onebit"` for updates and `"oktopk"` for gradients if not given.
+        density: Fraction of entries to send per step, or a schedule of it. Updates have a default, 0.5.
+        optimizer: The optimizer that trains this model; given, updates are exchanged.
+        rules: Which parameters go dense; small and 1-D ones if not given.
+        group_mb: The most that is selected from and sent as one. None is the whole model, as in the papers, and leaves
+            nothing to overlap with backward.
+        scaler: The `GradScaler` in use, if any. Updates do not need it.
+        local_clip_norm: Clips each rank's gradient before it is added to the residual, as DGC does. Gradients only.
+        check_replicas_every: Steps between comparisons of all ranks' parameters; 0 is never.
+        timeout_seconds: How long to wait for a peer; that of the model's process group if not given.
+        sinks: They get the figures of every step.
+
+    Returns:
+        The handle: statistics, saving and loading, dense phases.
+
+    Raises:
+        InputError: An argument does not fit.
+        MismatchError: Ranks are set up differently.
     """
     _check_model(model)
     check_scaler(scaler)
-    chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe)
-    unused = bool(model.find_unused_parameters or model.static_graph)
-    settings = Settings(chosen, as_schedule(density), local_clip_norm, check_replicas_every, unused)
-    the_rules = rules or Rules()
     parameters = _parameters(model)
+    the_rules = rules or Rules()
     groups = cut_into_groups(parameters, the_rules, group_mb)
+    unused = bool(model.find_unused_parameters or model.static_graph)
+    chosen, schedule = _chosen(recipe, density, updates=optimizer is not None)
+    settings = Settings(chosen, schedule, local_clip_norm, check_replicas_every, unused)
+    if optimizer is not None:
+        settings = for_updates(settings)
+        optimizer = prepared(optimizer, parameters, dist.get_world_size(model.process_group))
     seconds = checked_timeout(model.process_group, timeout_seconds)
     own_group = twin_of(model.process_group, seconds)
     comm = CountingComm(TorchComm(own_group, timeout_seconds=seconds))
     worker = Worker(own_group.group_name)
-    try:
-        engine = worker.call(lambda: _agreed_engine(groups, settings, the_rules, comm))
-    except BaseException:
-        worker.close()
-        raise
-    sieve = Sieve(engine, worker, own_group, sinks)
+    names = {tensor: name for name, tensor in parameters.items()}
+
+    def agreed(make: Callable[[], Engine]) -> Engine:
+        """On the worker's thread: all calls on its process group come from there."""
+        try:
+            return worker.call(lambda: _agreed_engine(groups, settings, the_rules, comm, make))
+        except BaseException:
+            worker.close()
+            raise
+
+    if optimizer is None:
+        sieve = Sieve(agreed(lambda: Engine(groups, settings, comm)), worker, own_group, sinks)
+        feed: Feed | UpdateFeed = Feed(sieve, names, scaler)
+        model.register_comm_hook(feed, exchange_hook)
+    else:
+        local = LocalModel(parameters, shared_copies(parameters))
+        engine = agreed(lambda: UpdateEngine(groups, settings, comm, local.shared))
+        sieve = UpdateSieve(engine, worker, own_group, sinks)
+        sieve.follow(local, optimizer)
+        feed = UpdateFeed(sieve, names)
+        bind(model.module, optimizer, local)
+        model.register_comm_hook(feed, update_hook)
     sieve.stats.buffer_bytes = _buffer_bytes(model)
-    feed = Feed(sieve, {tensor: name for name, tensor in parameters.items()}, scaler)
-    model.register_comm_hook(feed, exchange_hook)
     Watch(model, feed)
     return sieve
 
 
-def _agreed_engine(groups: tuple[Group, ...], settings: Settings, rules: Rules, comm: CountingComm) -> Engine:
-    """On the worker's thread: all calls on its process group come from there."""
+def _chosen(recipe: str | Recipe | None, density: float | Schedule | None, *, updates: bool) -> tuple[Recipe, Schedule]:
+    """Recipe and schedule, with the defaults of what is exchanged."""
+    if density is None:
+        if not updates:
+            raise InputError(
+                "density must be given when gradients are exchanged, as in attach(model, density=0.01); with "
+                "attach(model, optimizer=optimizer) updates are exchanged, which have a default"
+            )
+        density = DEFAULT_UPDATE_DENSITY
+    name = recipe or (DEFAULT_UPDATE_RECIPE if updates else DEFAULT_RECIPE)
+    return name if isinstance(name, Recipe) else named_recipe(name), as_schedule(density)
+
+
+def _agreed_engine(
+    groups: tuple[Group, ...], settings: Settings, rules: Rules, comm: CountingComm, make: Callable[[], Engine]
+) -> Engine:
     device = groups[0].device
     if device.type == "cuda":
         torch.cuda.set_device(device)
     handshake.compare(handshake.facts(groups, settings, rules), comm)
-    return Engine(groups, settings, comm)
+    return make()
 
 
 def _check_model(model: Any) -> None:
@@ -95,7 +153,7 @@ def _check_model(model: Any) -> None:
         )
     if model._comm_hooks:
         hook = getattr(model._comm_hooks[0][0], "__name__", "a hook")
-        ours = model._comm_hooks[0][0] is exchange_hook
+        ours = model._comm_hooks[0][0] in (exchange_hook, update_hook)
         raise InputError(
             "a sieve is already attached to this model: DDP takes one hook only; keep the sieve that attach gave"
             if ours

@@ -166,7 +166,7 @@ class Pass:
         try:
             first()
         except PeerLostError as error:
-            self.fail(_placed(error, self._feed.engine, None))
+            self.fail(placed(error, self._feed.engine, None))
         except BaseException as error:
             self.fail(error)
 
@@ -179,7 +179,7 @@ class Pass:
             if self._error is None and last:
                 self._step.finish()
         except BaseException as error:
-            self.fail(_placed(error, self._feed.engine, index))
+            self.fail(placed(error, self._feed.engine, index))
         self._release(index, finished=last)
         if last and self._error is None:
             self._feed.sieve.report()  # nobody waits for it: the next step's gradients come much later
@@ -204,7 +204,7 @@ def exchange_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
     return feed.take(bucket)
 
 
-def _placed(error: BaseException, engine: Engine, index: int | None) -> BaseException:
+def placed(error: BaseException, engine: Engine, index: int | None) -> BaseException:
     """The same kind of error, saying where it happened; without a group, when all parameters were compared."""
     text = f"rank {engine.comm.rank}: step {engine.steps_done}, {_place(engine, index)} failed: {error}"
     kind = type(error) if isinstance(error, GradsieveError) else ExchangeError

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.ddp.hook import Feed
+from gradsieve.ddp.updates import UpdateFeed
 from gradsieve.errors import GradsieveError
 
 PATIENCE_STEPS = 3
@@ -24,7 +25,7 @@ ADVICE = (
 class Watch:
     """Looks at every forward pass until the hook has run once."""
 
-    def __init__(self, model: DistributedDataParallel, feed: Feed) -> None:
+    def __init__(self, model: DistributedDataParallel, feed: Feed | UpdateFeed) -> None:
         self._feed = weakref.ref(feed)
         self._model = weakref.ref(model)
         self._passes = 0  # that should have been followed by a backward pass with an exchange

@@ -1,0 +1,96 @@
+"""An engine whose groups hold residuals of updates, and whose totals move a shared model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from gradsieve.comm import CountingComm
+from gradsieve.engine import Engine, Settings
+from gradsieve.errors import InputError
+from gradsieve.feedback import NoFeedback, Residual
+from gradsieve.groups import Group
+from gradsieve.pieces import Pieces
+from gradsieve.pipeline import Exchanged, Pipeline, PipelineState, entries_to_keep
+from gradsieve.recipes import Recipe
+from gradsieve.updates.drift import Drift
+from gradsieve.vector import SparseVector
+
+
+class UpdateEngine(Engine):
+    """All groups of one model on one rank. A step that counts moves `shared` by the mean of what was delivered."""
+
+    def __init__(
+        self, groups: Sequence[Group], settings: Settings, comm: CountingComm, shared: Mapping[str, Tensor]
+    ) -> None:
+        super().__init__(groups, settings, comm)
+        self.shared = shared  # flat, by name; the same on every rank, bit for bit
+        self._pending: list[SharedPieces] = []  # groups exchanged in the step under way
+
+    def residual(self, name: str) -> Tensor:
+        """A parameter's residual on this rank, flat; changing it changes what is exchanged next."""
+        index, number = self.places[name]
+        slot = self.groups[index].slots[number]
+        vector: Tensor = self.states[index].feedback.residual
+        return vector[slot.start : slot.stop]
+
+    def exchange(self, index: int, grads: Sequence[Tensor], density: float | None, withhold: bool) -> Exchanged:
+        """Exchange one group's residual. The gradients, if any are given, play no part."""
+        if index == 0:
+            self._pending = []
+        group = self.groups[index]
+        pieces = SharedPieces([self.shared[name] for name in group.names])
+        k = group.numel if density is None else entries_to_keep(group.numel, density, self.comm)
+        outcome = self._pipeline(group, density).exchange(pieces, k, self.states[index], pieces)
+        self._pending.append(pieces)
+        return outcome
+
+    def commit(self, states: list[PipelineState]) -> None:
+        """Take on the new residuals and move the shared model: all groups together, or none."""
+        super().commit(states)
+        for pieces in self._pending:
+            pieces.move_()
+
+    def _pipeline(self, group: Group, density: float | None) -> Pipeline:
+        """Small parameters are exchanged whole, with a residual like all others: nothing of them is left over."""
+        return self._sparse if group.sparse and density is not None else self._whole
+
+
+class SharedPieces(Pieces):
+    """A group's part of the shared model. The mean is held back until the step counts."""
+
+    _mean: SparseVector | None = None
+
+    def write_mean_(self, total: SparseVector, size: int) -> None:
+        """Remember the mean, in memory of its own: `total` may lie in a vector that is about to be reused."""
+        mean = total.values / size
+        self._mean = (
+            SparseVector.full(mean) if total.is_full else SparseVector.trusted((total.indices, mean), total.numel)
+        )
+
+    def move_(self) -> None:
+        """Subtract the mean from the shared model."""
+        assert self._mean is not None, "a group is exchanged before it is committed"
+        for piece, part in zip(self, self._cut(self._mean), strict=True):
+            if part.is_full:
+                piece.values.sub_(part.values)
+            else:
+                piece.values.index_add_(0, part.indices, part.values.to(piece.values.dtype), alpha=-1)
+
+
+def for_updates(settings: Settings) -> Settings:
+    """The settings with the feedback of updates, or one sentence about what does not go with them."""
+    if settings.local_clip_norm is not None:
+        raise InputError(
+            "local_clip_norm clips gradients before they are exchanged, and here updates are exchanged: "
+            "clip with torch.nn.utils.clip_grad_norm_ before optimizer.step() as usual"
+        )
+    recipe = settings.recipe
+    if type(recipe.feedback) not in (Residual, NoFeedback, Drift):
+        raise InputError(
+            f"a recipe with {type(recipe.feedback).__name__} holds the optimizer's momentum, which stays in the "
+            "optimizer when updates are exchanged: choose a recipe with plain error feedback"
+        )
+    return replace(settings, recipe=Recipe(recipe.selector, recipe.reducer, Drift()), withhold_unused=False)

@@ -1,0 +1,100 @@
+"""The local model of one rank: the shared model minus the residual.
+
+At rest the parameters hold the shared model: what a user evaluates, saves or compares is the same on every rank, bit
+for bit. For a training step they go ahead to the local model:
+1. `ahead` before a forward pass with gradients: parameters = shared - residual
+2. `refresh` before the optimizer steps, since an exchange may have moved the shared model and the residual meanwhile
+3. `rest` after the optimizer's step: residual += distance the optimizer moved the parameters; parameters = shared
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gradsieve.updates.engine import UpdateEngine
+
+
+class LocalModel:
+    """One model's parameters on one rank, which go ahead and come to rest."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
+        self.parameters = dict(parameters)
+        self.shared = shared
+        self.is_ahead = False
+        self._engine: UpdateEngine | None = None
+        self._exchanged = False  # whether shared model or residual have changed since the parameters were written
+
+    def join(self, engine: UpdateEngine) -> None:
+        """Take residuals from this engine from now on."""
+        self._engine = engine
+
+    @torch.no_grad()
+    def ahead(self) -> None:
+        """Let the parameters hold the local model."""
+        if self.is_ahead:
+            self.refresh()
+            return
+        for name, parameter in self.parameters.items():
+            if parameter.dtype == self.shared[name].dtype:  # a user may have loaded others at rest
+                _flat_view(self.shared[name], parameter).copy_(parameter)
+        self._write_local()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Let the parameters hold the local model as it is after the last exchange."""
+        if not self.is_ahead:
+            self.ahead()
+        elif self._exchanged:
+            self._write_local()
+
+    @torch.no_grad()
+    def rest(self) -> None:
+        """Add the distance that the parameters have moved to the residual, and let them hold the shared model."""
+        if self.is_ahead:
+            for name, parameter in self.parameters.items():
+                residual = self._residual(name, parameter)
+                # As rounded when it was written: so the distance is the optimizer's, to the last bit.
+                before = (self._shared(name, parameter) - residual).to(parameter.dtype)
+                residual.add_(before.sub_(parameter))
+        self.is_ahead = False
+        self._write_shared()
+
+    def exchanged(self) -> None:
+        """An exchange has moved the shared model and the residual."""
+        self._exchanged = True
+        if not self.is_ahead:
+            with torch.no_grad():
+                self._write_shared()
+
+    def _write_local(self) -> None:
+        for name, parameter in self.parameters.items():
+            local = self._shared(name, parameter) - self._residual(name, parameter)
+            parameter.copy_(local)
+        self.is_ahead, self._exchanged = True, False
+
+    def _write_shared(self) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(self._shared(name, parameter))
+
+    def _shared(self, name: str, parameter: Tensor) -> Tensor:
+        return self.shared[name].view(parameter.shape)
+
+    def _residual(self, name: str, parameter: Tensor) -> Tensor:
+        assert self._engine is not None, "a local model joins an engine first"
+        return self._engine.residual(name).view(parameter.shape)
+
+
+def shared_copies(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The shared model's parameters as flat vectors of at least float32: small moves must not vanish in rounding."""
+    wide = {torch.float64: torch.float64}
+    return {
+        name: parameter.detach().reshape(-1).to(wide.get(parameter.dtype, torch.float32), copy=True)
+        for name, parameter in parameters.items()
+    }
+
+
+def _flat_view(flat: Tensor, parameter: Tensor) -> Tensor:
+    return flat.view(parameter.shape)
