@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradsieve.errors import InputError, UnknownNameError
-from gradsieve.lab.models import MODELS, Architecture, Size
+from gradsieve.lab.models import MODELS, Architecture
 from gradsieve.lab.workloads.optimizer import OptimizerSetting
 from gradsieve.lab.workloads.schedule import RateSchedule, Steps
 from gradsieve.recipes import OkTopkRecipe, Recipe, recipe
@@ -50,7 +50,7 @@ class Sieve:
 class Preset:
     """How to train a workload."""
 
-    size: Size
+    size: str  # of the model, see `Architecture.sizes`
     data: Any  # the task's own settings: source, and how samples are cut
     batch: int  # samples a worker and step
     epochs: float  # may be part of one: stop when so much is done
