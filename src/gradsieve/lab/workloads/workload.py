@@ -98,10 +98,17 @@ class Workload:
     sources: tuple[str, ...]  # of data, see `gradsieve data list`
     presets: Registry[Preset]
     open_task: Open
+    evaluates: tuple[str, ...] = ("test",)  # parts of the data that can be scored
 
-    def preset(self, name: str = "default", source: str | None = None, **changes: Any) -> Preset:
-        """The named preset; another source of data, and any of its fields, may be put in."""
+    def preset(
+        self, name: str = "default", source: str | None = None, evaluate: str = "test", **changes: Any
+    ) -> Preset:
+        """The named preset; source of data, the part to be scored, and any of its fields may be put in."""
         chosen = replace(self.presets[name], **changes)
+        if evaluate not in self.evaluates:
+            raise InputError(f"{self.name} can be evaluated on {' or '.join(self.evaluates)} only, got {evaluate!r}")
+        if evaluate != "test":
+            chosen = replace(chosen, data=replace(chosen.data, evaluate=evaluate))
         if source is None:
             return chosen
         if source not in self.sources:
