@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from gradsieve import InputError
 from gradsieve.lab.models import MODELS, count_parameters
 from gradsieve.lab.models.bert import Bert, BertShape
 from gradsieve.lab.models.deepspeech import DeepSpeech, DeepSpeechShape
+from gradsieve.lab.models.gpt import Gpt, GptShape, count_gpt_parameters
 from gradsieve.lab.models.lstm import LstmLanguageModel, LstmShape, count_lstm_parameters
 
 PUBLISHED = {
@@ -21,6 +23,7 @@ PUBLISHED = {
     "lstm": 66_034_000,
     "deepspeech": 27_569_568,
     "bert": 133_547_324,
+    "gpt": 124_356_864,  # GPT-2 small, 124,439,808, without the biases of its linear layers
 }
 INPUTS: dict[str, Any] = {
     "vgg16": lambda: (torch.randn(2, 3, 32, 32),),
@@ -30,6 +33,7 @@ INPUTS: dict[str, Any] = {
     "lstm": lambda: (torch.randint(256, (2, 7)),),
     "deepspeech": lambda: (torch.randn(2, 30, 161), torch.tensor([30, 21])),
     "bert": lambda: (torch.randint(4096, (2, 16)), torch.zeros(2, 16, dtype=torch.long), torch.arange(32)),
+    "gpt": lambda: (torch.randint(256, (2, 64)),),
 }
 
 
@@ -51,11 +55,6 @@ def test_the_medium_size_is_the_published_one(name: str, expected: int) -> None:
     architecture = MODELS[name]
     with torch.device("meta"):
         assert count_parameters(architecture.make(architecture.shape("medium"))) == expected
-
-
-def test_a_size_that_is_not_there_is_a_sentence() -> None:
-    with pytest.raises(InputError, match="there is no medium size of VGG-16"):
-        MODELS["vgg16"].shape("medium")
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -103,6 +102,73 @@ def test_deepspeech_on_cepstra_differs_in_the_first_lstm_layer_only() -> None:
         assert count_parameters(DeepSpeech(DeepSpeechShape(features=13))) == 23_780_768
 
 
+GPT_SIZES = {
+    "small": 435_456,
+    "1m": 1_035_008,
+    "11m": 10_774_272,
+    "25m": 25_379_840,
+    "paper": 124_356_864,
+}
+
+
+@pytest.mark.parametrize(("size", "expected"), GPT_SIZES.items())
+def test_every_size_of_gpt_has_its_number_of_parameters(size: str, expected: int) -> None:
+    shape = MODELS["gpt"].shape(size)
+    with torch.device("meta"):
+        model = Gpt(shape)
+    assert count_parameters(model) == count_gpt_parameters(shape) == expected
+    assert list(MODELS["gpt"].sizes) == list(GPT_SIZES)
+
+
+def small_gpt(seed: int = 0, **fields: int) -> Gpt:
+    model = MODELS["gpt"].build(MODELS["gpt"].shape("small", **fields), seed)
+    assert isinstance(model, Gpt)
+    return model
+
+
+def test_gpt_sees_no_later_token() -> None:
+    model = small_gpt()
+    tokens = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[:, 11] = (changed[:, 11] + 1) % 256
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(after[:, :11], before[:, :11], rtol=0, atol=1e-6)
+    differs = (after - before).abs().amax((0, 2)) > 1e-4
+    assert differs[11:].all()
+
+
+def test_gpt_scores_with_its_embedding() -> None:
+    model = small_gpt()
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        model.tokens.weight[200] = 0
+    assert (model(tokens)[..., 200] == 0).all()
+    assert (model(tokens)[..., 201] != 0).any()
+
+
+def test_a_fresh_gpt_knows_nothing_and_its_residual_projections_are_smaller() -> None:
+    model = small_gpt()
+    tokens = torch.randint(256, (16, 65), generator=torch.Generator().manual_seed(0))
+    scores = model(tokens[:, :-1])
+    loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
+    assert loss.item() == pytest.approx(math.log(256), abs=0.15)
+    deep = small_gpt(layers=8)
+    spreads = {name: float(weight.detach().std()) for name, weight in deep.named_parameters() if weight.dim() > 1}
+    for name, spread in spreads.items():
+        adds = "attended" in name or "narrow" in name
+        assert spread == pytest.approx(0.02 / 4 if adds else 0.02, rel=0.05)
+    biases = [name for name, _ in deep.named_parameters() if name.endswith("bias")]
+    assert len(biases) == 2 * 8 + 1
+    assert all("norm" in name for name in biases)
+
+
+def test_gpt_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="at most 64 tokens, the model's context, got 65"):
+        small_gpt()(torch.zeros(1, 65, dtype=torch.long))
+    with pytest.raises(InputError, match="width must be a multiple of the number of heads, got 128 and 3"):
+        GptShape(width=128, heads=3)
+
+
 def test_the_lstm_goes_on_from_what_it_carries() -> None:
     model = MODELS["lstm"].build(MODELS["lstm"].small, 0)
     tokens = torch.randint(256, (3, 20))
@@ -143,5 +209,7 @@ def test_speech_outputs_see_so_far_ahead_and_no_further() -> None:
 def test_unknown_names_and_sizes_are_refused() -> None:
     with pytest.raises(InputError, match="unknown model 'vgg19'; did you mean 'vgg16'"):
         MODELS["vgg19"]
-    with pytest.raises(InputError, match="size must be one of paper, medium, small, got 'huge'"):
-        MODELS["vgg16"].shape("huge")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="size of VGG-16 .* must be one of small, paper, got 'medium'"):
+        MODELS["vgg16"].shape("medium")
+    with pytest.raises(InputError, match="must be one of small, 1m, 11m, 25m, paper, got '2m'"):
+        MODELS["gpt"].shape("2m")

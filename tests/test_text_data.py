@@ -11,7 +11,7 @@ import torch
 
 from gradsieve import InputError
 from gradsieve.lab.data.cache import MissingDataError
-from gradsieve.lab.data.corpus import Corpus, read_library, read_text, read_treebank
+from gradsieve.lab.data.corpus import Corpus, in_three, read_library, read_text, read_treebank
 from gradsieve.lab.data.masked import MaskedSet
 from gradsieve.lab.data.tokens import CLASSIFY, MASK, SEPARATE, SPECIAL, as_bytes, as_pieces, as_words
 from gradsieve.lab.data.windows import WindowSet
@@ -37,6 +37,42 @@ def test_the_library_is_a_corpus_on_this_machine() -> None:
     assert sum(map(len, corpus.test)) > 200_000
     assert not set(corpus.train) & set(corpus.test)
     assert corpus.digest() == read_library().digest()
+
+
+def test_the_library_with_its_tests_is_the_library_and_more(tmp_path: Path) -> None:
+    for name in ("json/decoder.py", "test/test_json.py", "json/tests/test_more.py", "site-packages/other.py"):
+        for number in range(20):
+            path = (tmp_path / name).with_stem(f"{Path(name).stem}{number}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"# {name} {number}\n" + "pass\n" * 12_000)
+    without, whole = read_library(tmp_path), read_library(tmp_path, with_tests=True)
+    said = [{document.split()[1] for document in (*corpus.train, *corpus.test)} for corpus in (without, whole)]
+    assert said == [{"json/decoder.py"}, {"json/decoder.py", "test/test_json.py", "json/tests/test_more.py"}]
+    assert set(without.test) <= set(whole.test)
+    assert set(without.train) <= set(whole.train)
+
+
+def test_a_tenth_of_the_documents_is_set_apart_for_validation() -> None:
+    corpus = Corpus(tuple(f"document {number}" for number in range(200)), ("held out", "as well"))
+    parts = in_three(corpus)
+    assert parts == in_three(corpus)
+    assert (len(parts.train), len(parts.validation)) == (180, 20)
+    assert {*parts.train, *parts.validation} == set(corpus.train)
+    assert parts.test == corpus.test
+    assert list(parts.train) == [document for document in corpus.train if document in parts.train]
+    reversed_ = in_three(corpus._replace(train=corpus.train[::-1]))
+    assert set(reversed_.validation) == set(parts.validation)
+    assert parts.validation != corpus.train[:20]
+
+
+def test_copies_of_a_document_are_on_one_side() -> None:
+    corpus = Corpus(("a", "b", "c", "a", "b", "c", "held out"), ("held out",))
+    parts = in_three(corpus)
+    sides = [set(part) for part in parts]
+    assert all(sides)
+    assert sum(map(len, sides)) == len(set.union(*sides))
+    with pytest.raises(InputError, match="a validation part needs at least 2 different files to train on, got 1"):
+        in_three(Corpus(("a", "a"), ("b",)))
 
 
 def test_a_stripped_library_is_said(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def opened(name: str, folders: dict[str, Path]) -> Task[Any]:
     if name == "bert":
         data = replace(preset.data, source="text", vocabulary=600, length=32)
         return workload.open(replace(preset, data=data), folders["text"], LIMITS)
+    if name == "gpt":
+        return workload.open(replace(preset, data=replace(preset.data, source="text")), folders["text"], LIMITS)
     if name == "deepspeech":
         preset = replace(preset, data=replace(preset.data, num_train=32, num_test=12))
     return workload.open(preset, limits=LIMITS)
@@ -129,7 +131,7 @@ def test_the_papers_preset_has_the_papers_model(name: str) -> None:
     assert preset.size == "paper"
     assert preset.data.source in workload.sources
     architecture = MODELS[workload.model]
-    given = {"lstm": preset.data, "bert": preset.data}.get(name)
+    given = {"lstm": preset.data, "bert": preset.data, "gpt": preset.data}.get(name)
     if given is not None:
         assert given.vocabulary == architecture.paper.vocabulary
     assert {"default", "paper"} <= set(workload.presets)
@@ -169,6 +171,14 @@ def test_schedules_warm_up_and_never_rise_again(schedule: Any) -> None:
     assert factors[:11] == pytest.approx([share / 10 for share in range(11)])
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(factors[10:]))
     assert factors[-1] == pytest.approx(0.1 if isinstance(schedule, Steps) else 0)
+
+
+def test_a_cosine_may_end_above_nothing() -> None:
+    schedule = Cosine(0.05, final=0.1)
+    factors = [schedule.factor(share) for share in (0.025, 0.05, 0.525, 1)]
+    assert factors == pytest.approx([0.5, 1, 0.55, 0.1])
+    with pytest.raises(InputError, match="final must be a factor of the base rate, from 0 to 1, got 2"):
+        Cosine(final=2)
 
 
 def test_exponential_falls_by_the_same_factor_in_equal_times() -> None:

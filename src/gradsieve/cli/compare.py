@@ -106,7 +106,7 @@ def write_comparison(
     with (folder / "table.txt").open("w") as file:
         Console(file=file, width=160).print(summary_table(content))
     train, test = (read_curves(folder, exchanges, seeds, event) for event in ("train", "test"))
-    draw_comparison(folder / "comparison.png", _title(content), train, test, config["metrics"][0])
+    draw_comparison(folder / "comparison.png", _title(content), train, test, config["metrics"][0], _evaluated(content))
     return content
 
 
@@ -122,7 +122,7 @@ def summary_table(content: Row) -> Table:
     metrics = content["settings"]["metrics"]
     shown.add_column("recipe", no_wrap=True, style="bold")
     titles = [
-        *(f"test {name.replace('_', ' ')}" for name in metrics),
+        *(f"{_evaluated(content)} {name.replace('_', ' ')}" for name in metrics),
         "train loss",
         "step",
         "of it exchange",
@@ -147,6 +147,11 @@ def _title(content: Row) -> str:
         f"{settings['total_steps']:,} steps, {seeds} seed{'s' if seeds > 1 else ''}, "
         f"density {density if density is not None else 'of the preset'}"
     )
+
+
+def _evaluated(content: Row) -> str:
+    part: str = content["settings"].get("evaluate", "test")
+    return part
 
 
 def _spread(value: Row | None, form: str, scale: float = 1.0) -> str:

@@ -110,7 +110,7 @@ def _tell_end(row: Row) -> None:
     phases = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in row["phase_seconds"].items())
     equal = "equal bit for bit" if row["replicas_equal"] else "NOT EQUAL"
     console = stdout()
-    console.print(f"{row['workload']}, {row['recipe']}: {row['steps']:,} steps; test {scores}")
+    console.print(f"{row['workload']}, {row['recipe']}: {row['steps']:,} steps; {row['evaluated']} {scores}")
     console.print(f"a step took {row['step_seconds'] * 1e3:.1f} ms ({phases}), and each worker received "
                   f"{row['bytes_received_per_step'] / 1e6:.3g} MB; replicas are {equal}")  # fmt: skip
 

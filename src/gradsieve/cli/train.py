@@ -47,7 +47,7 @@ AROUND = ("workers", "timeout", "as_json", "resume", "out", "tensorboard", "devi
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.pass_context
 def train(context: click.Context, /, **options: Any) -> None:  # fmt: skip
-    """Train WORKLOAD data-parallel: vgg16, resnet20, resnet50, alexnet, lstm, deepspeech, bert.
+    """Train WORKLOAD data-parallel: vgg16, resnet20, resnet50, alexnet, lstm, deepspeech, bert, gpt.
 
     Starts local workers, or joins the world it finds under torchrun, Slurm (srun) or MPI (mpiexec).
     """

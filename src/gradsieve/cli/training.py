@@ -47,6 +47,8 @@ def run_options(command: F) -> F:
         click.option("--steps", type=str, callback=count, help="How long, instead of epochs."),
         click.option("--log-every", type=str, callback=count, help="Steps between rows of metrics.  [default: 1 %]"),
         click.option("--evaluate-every", type=str, callback=count, help="Steps between tests.  [default: 1/15]"),
+        click.option("--evaluate", type=click.Choice(["test", "validation"]), default="test", show_default=True,
+                     help="Part of the data that is scored; validation is for tuning, and only gpt has it."),
         click.option("--timeout", type=str, callback=positive, help="Seconds to wait for a peer.  [default: 300]"),
         click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout; also where it is no terminal."),
     )  # fmt: skip

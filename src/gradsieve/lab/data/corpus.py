@@ -16,7 +16,8 @@ from typing import NamedTuple
 from gradsieve.errors import InputError
 from gradsieve.lab.data.cache import MissingDataError
 
-SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"})
+TESTS = frozenset({"test", "tests", "idle_test"})  # of the library; some systems install Python without them
+SKIPPED = frozenset({"site-packages", "dist-packages", "lib2to3", "__pycache__"})
 HELD_OUT_ONE_IN = 10
 MIN_BYTES = 1_000_000  # of the library; a stripped one has less
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
@@ -39,10 +40,35 @@ class Corpus(NamedTuple):
         return state.hexdigest()
 
 
-def read_library(root: Path | None = None) -> Corpus:
-    """Code and docstrings of all modules, in a fixed order."""
+class Parts(NamedTuple):
+    """Documents to train on, to tune settings on, and to report on."""
+
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    test: tuple[str, ...]
+
+
+def in_three(corpus: Corpus) -> Parts:
+    """Set one training document in ten apart for validation; no part has a copy of another part's document.
+
+    The documents' checksums decide which, so that the same text is always split in the same way.
+    """
+    known = sorted(set(corpus.train) - set(corpus.test), key=lambda document: (zlib.crc32(document.encode()), document))
+    if len(known) < 2:
+        raise InputError(
+            f"a validation part needs at least 2 different files to train on, got {len(known)}: "
+            f"split the text over more files"
+        )
+    apart = set(known[: max(1, len(known) // HELD_OUT_ONE_IN)])
+    held_out = apart.union(corpus.test)
+    train = tuple(document for document in corpus.train if document not in held_out)
+    return Parts(train, tuple(document for document in corpus.train if document in apart), corpus.test)
+
+
+def read_library(root: Path | None = None, with_tests: bool = False) -> Corpus:
+    """Code and docstrings of all modules, in a fixed order; with the library's tests where they are installed."""
     folder = root or Path(sysconfig.get_paths()["stdlib"])
-    corpus = _split(folder, (".py",))
+    corpus = _split(folder, (".py",), SKIPPED if with_tests else SKIPPED | TESTS)
     num_bytes = sum(map(len, (*corpus.train, *corpus.test)))
     if num_bytes < MIN_BYTES or not corpus.test:
         raise MissingDataError(
@@ -61,7 +87,7 @@ def read_text(path: Path | None) -> Corpus:
         )
     if is_treebank(path):
         return read_treebank(path)
-    corpus = _split(path, TEXT_SUFFIXES)
+    corpus = _split(path, TEXT_SUFFIXES, SKIPPED | TESTS)
     if not corpus.train or not corpus.test:
         found = len(corpus.train) + len(corpus.test)
         raise MissingDataError(
@@ -87,10 +113,10 @@ def read_treebank(folder: Path) -> Corpus:
     return Corpus(*parts)
 
 
-def _split(folder: Path, suffixes: tuple[str, ...]) -> Corpus:
+def _split(folder: Path, suffixes: tuple[str, ...], skipped: frozenset[str]) -> Corpus:
     """A file's name decides on which side it is."""
     parts: tuple[list[str], list[str]] = ([], [])
-    for path in _files(folder, suffixes):
+    for path in _files(folder, suffixes, skipped):
         name = path.relative_to(folder).as_posix()
         try:
             document = path.read_text(encoding="utf-8", errors="replace")
@@ -101,7 +127,7 @@ def _split(folder: Path, suffixes: tuple[str, ...]) -> Corpus:
     return Corpus(*map(tuple, parts))
 
 
-def _files(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
+def _files(folder: Path, suffixes: tuple[str, ...], skipped: frozenset[str]) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
-        folders[:] = sorted(set(folders) - SKIPPED)
+        folders[:] = sorted(set(folders) - skipped)
         yield from (Path(place, name) for name in sorted(files) if name.endswith(suffixes))

@@ -58,6 +58,7 @@ SOURCES: Registry[Source] = Registry(
         ),
         "imagenet": Source("images", "pictures as files", "--data FOLDER with train/<class>/ and val/<class>/"),
         "library": Source("text", "sources and docstrings of Python's standard library", "is on every machine"),
+        "library-all": Source("text", "the library with its tests", "is on every machine, tests on most"),
         "text": Source("text", "Penn Treebank or any text", "--data FOLDER with ptb.*.txt, or 20 text files and more"),
         "synthetic": Source("speech", "SYNTHETIC speech-like audio, 700 utterances", "is computed, then cached"),
         "an4": Source("speech", "AN4, 1,078 utterances", "--data FOLDER with etc/ and wav/ (audio) or feat/ (cepstra)"),

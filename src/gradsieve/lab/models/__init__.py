@@ -1,4 +1,4 @@
-"""The models of the papers, one file each. Shapes say how large; `MODELS` has the papers' size and a small one."""
+"""The models of the papers and a GPT, one file each. Shapes say how large; `MODELS` has them in several sizes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 from gradsieve.lab.models.alexnet import AlexNet, AlexNetShape
 from gradsieve.lab.models.bert import Bert, BertShape
 from gradsieve.lab.models.deepspeech import DeepSpeech, DeepSpeechShape
+from gradsieve.lab.models.gpt import Gpt, GptShape
 from gradsieve.lab.models.lstm import LstmLanguageModel, LstmShape
 from gradsieve.lab.models.resnet20 import ResNet20, ResNet20Shape
 from gradsieve.lab.models.resnet50 import ResNet50, ResNet50Shape
-from gradsieve.lab.models.shape import SIZES, Architecture, Size, count_parameters
+from gradsieve.lab.models.shape import Architecture, count_parameters
 from gradsieve.lab.models.vgg import Vgg16, VggShape
 from gradsieve.registry import Registry
 
-__all__ = ["MODELS", "SIZES", "Architecture", "Size", "count_parameters"]
+__all__ = ["MODELS", "Architecture", "count_parameters"]
+
+BYTES = 256  # the vocabulary of text read byte by byte
 
 MODELS: Registry[Architecture[Any]] = Registry(
     "model",
@@ -37,7 +40,7 @@ MODELS: Registry[Architecture[Any]] = Registry(
             LstmShape(vocabulary=256, embedding=96, hidden=256, dropout=0.0, spread=0.08),
             66_034_000,
             "LSTM language model of two layers",
-            LstmShape(embedding=650, hidden=650, dropout=0.5, spread=0.05),  # the medium one of Zaremba et al.
+            {"medium": LstmShape(embedding=650, hidden=650, dropout=0.5, spread=0.05)},  # Zaremba et al.
         ),
         "deepspeech": Architecture(
             DeepSpeech,
@@ -52,7 +55,19 @@ MODELS: Registry[Architecture[Any]] = Registry(
             BertShape(vocabulary=4096, hidden=128, layers=4, heads=4, feedforward=512, positions=128, dropout=0.0),
             133_547_324,
             "BERT-base with masked-word and next-sentence heads, decoder not shared",
-            BertShape(hidden=256, layers=4, heads=4, feedforward=1024),  # BERT-mini of Turc et al., 2019
+            {"medium": BertShape(hidden=256, layers=4, heads=4, feedforward=1024)},  # BERT-mini of Turc et al., 2019
+        ),
+        "gpt": Architecture(
+            Gpt,
+            GptShape(),
+            GptShape(BYTES, context=64, width=128, layers=2, heads=4),
+            124_356_864,
+            "GPT in the shape of GPT-2 small, without biases",
+            {
+                "1m": GptShape(BYTES, context=128, width=128, layers=5, heads=4),
+                "11m": GptShape(BYTES, context=128, width=384, layers=6, heads=6),
+                "25m": GptShape(BYTES, context=128, width=512, layers=8, heads=8),
+            },
         ),
     },
 )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from gradsieve.errors import InputError
-
-Size = Literal["paper", "medium", "small"]
-SIZES: tuple[Size, ...] = get_args(Size)
 
 S = TypeVar("S")
 
@@ -26,15 +23,18 @@ class Architecture(Generic[S]):
     small: S
     num_parameters: int  # of the paper's size; tests hold the model to it
     description: str
-    medium: S | None = None  # a size that others have published, where exchanging outweighs computing on two cores
+    between: Mapping[str, S] = field(default_factory=dict)  # sizes between small and paper, by name
 
-    def shape(self, size: Size, **fields: Any) -> S:
+    @property
+    def sizes(self) -> Mapping[str, S]:
+        """All shapes by name, from small to large."""
+        return {"small": self.small, **self.between, "paper": self.paper}
+
+    def shape(self, size: str, **fields: Any) -> S:
         """The shape of this size, with what the data decides (classes, vocabulary, features) put in."""
-        if size not in SIZES:
-            raise InputError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
-        chosen: Any = {"paper": self.paper, "medium": self.medium, "small": self.small}[size]
-        if chosen is None:
-            raise InputError(f"there is no {size} size of {self.description}")
+        if size not in self.sizes:
+            raise InputError(f"size of {self.description} must be one of {', '.join(self.sizes)}, got {size!r}")
+        chosen: Any = self.sizes[size]
         changed: S = replace(chosen, **fields)
         return changed
 

@@ -94,6 +94,7 @@ class Course:
             "steps": self.replica.step,
             "diverged": self.diverged,
             "train_loss": self.losses[-1] if self.losses else None,
+            "evaluated": self.plan.evaluate,
             "scores": self.scores,
             "seconds": self.totals.seconds,
             "step_seconds": self.totals.seconds / steps,

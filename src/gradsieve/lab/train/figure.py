@@ -28,11 +28,15 @@ AXES = (
 )
 
 
-def draw_comparison(path: Path, title: str, train: Sequence[Curves], test: Sequence[Curves], metric: str) -> None:
-    """Write a PNG."""
+def draw_comparison(
+    path: Path, title: str, train: Sequence[Curves], test: Sequence[Curves], metric: str, evaluated: str = "test"
+) -> None:
+    """Write a PNG; `evaluated` is the part of the data that was scored."""
     figure = sheet(14.5, 8.2, title)
     rows: Any = figure.subplots(2, 3, sharey="row", squeeze=False)
-    for number, (curves, field) in enumerate(((train, "loss"), (test, metric))):
+    scored = f"{evaluated} {metric.replace('_', ' ')}"
+    shown = ((train, "loss", "training loss"), (test, metric, scored))
+    for number, (curves, field, label) in enumerate(shown):
         smoothed = SMOOTHED_ROWS if number == 0 else 1
         for axes, axis in zip(rows[number], AXES, strict=True):
             for place, curve in enumerate(curves):
@@ -40,14 +44,10 @@ def draw_comparison(path: Path, title: str, train: Sequence[Curves], test: Seque
             finish(axes, "x" if axis.logarithmic else "")
             if number == 1:
                 axes.set_xlabel(axis.title, color=INK)
-        rows[number][0].set_ylabel(_label(number, field), color=INK)
+        rows[number][0].set_ylabel(label, color=INK)
         _limit(rows[number], curves, field)
     legend_below(figure, rows[0][0])
     save(figure, path)
-
-
-def _label(number: int, field: str) -> str:
-    return "training loss" if number == 0 else f"test {field.replace('_', ' ')}"
 
 
 def _draw(axes: Any, curve: Curves, axis: Axis, field: str, ink: dict[str, Any], smoothed: int) -> None:

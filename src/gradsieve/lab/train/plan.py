@@ -31,6 +31,7 @@ class Plan:
     batch: int | None = None  # samples a worker and step
     rate: float | None = None  # base learning rate
     seed: int = 0
+    evaluate: str = "test"  # the part of the data that is scored: test, or validation where the workload has one
     train_samples: int | None = None  # the first so many; None is all
     test_samples: int | None = None
     log_every: int | None = None  # steps; more is cheaper, fewer shows more
@@ -67,7 +68,7 @@ class Plan:
             changes["batch"] = self.batch
         if self.epochs is not None:
             changes["epochs"] = self.epochs
-        preset = workload.preset(self.preset, self.source, **changes)
+        preset = workload.preset(self.preset, self.source, self.evaluate, **changes)
         return preset if self.rate is None else replace(preset, optimizer=preset.optimizer.at(self.rate))
 
     def open(self) -> Task[Any]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradsieve.errors import InputError
-from gradsieve.lab.data.corpus import is_treebank, read_library, read_text
+from gradsieve.lab.data.corpus import Corpus, is_treebank, read_library, read_text
 from gradsieve.lab.data.sampler import Sampler, Share
 from gradsieve.lab.data.stream import StreamSampler
 from gradsieve.lab.data.tokens import Tokens, as_bytes, as_pieces, as_words
@@ -39,7 +39,7 @@ from gradsieve.lab.workloads.workload import (
     unknown_source,
 )
 
-SOURCES = ("library", "text")
+SOURCES = ("library", "library-all", "text")
 TEST_WINDOWS = 16  # how much longer a window is in testing
 
 
@@ -53,14 +53,20 @@ class TextData:
     length: int = 64  # symbols of a window; more lets gradients reach further back, and costs memory
 
     def read(self, path: Path | None) -> Tokens:
-        """Both parts as numbers; Penn Treebank comes in words already."""
+        """Both parts as numbers."""
+        return self.encode(self.corpus(path), path)
+
+    def corpus(self, path: Path | None) -> Corpus:
+        """The text itself."""
         match self.source:
-            case "library":
-                corpus = read_library()
+            case "library" | "library-all":
+                return read_library(with_tests=self.source == "library-all")
             case "text":
-                corpus = read_text(path)
-            case _:
-                raise unknown_source(self.source, SOURCES)
+                return read_text(path)
+        raise unknown_source(self.source, SOURCES)
+
+    def encode(self, corpus: Corpus, path: Path | None) -> Tokens:
+        """The text as numbers; Penn Treebank, which is known by its path, comes in words already."""
         if self.symbols == "bytes":
             return as_bytes(corpus)
         if self.symbols != "pieces":
@@ -87,14 +93,12 @@ class Language(Task[TokenBatch]):
     def loss(self, model: nn.Module, batch: Drawn[TokenBatch], carry: Any = None) -> Outcome:
         """Cross entropy; the state after the last symbol is carried on."""
         scores, after = model(batch.data.inputs, None if batch.fresh else carry)
-        return Outcome(_cross_entropy(scores, batch.data.targets, "mean"), tuple(part.detach() for part in after))
+        return Outcome(cross_entropy(scores, batch.data.targets, "mean"), tuple(part.detach() for part in after))
 
     def tally(self, model: nn.Module, data: TokenBatch) -> Tensor:
         """Symbols, those told rightly, cross entropy."""
         scores, _ = model(data.inputs)
-        right = (scores.argmax(2) == data.targets).sum()
-        total = _cross_entropy(scores, data.targets, "sum")
-        return torch.stack([torch.tensor(data.targets.numel()), right.cpu(), total.cpu()]).double()
+        return tally_symbols(scores, data.targets)
 
     def scores(self, sums: Tensor) -> Mapping[str, float]:
         """Perplexity and cross entropy of a symbol, and the share told rightly."""
@@ -112,7 +116,15 @@ def open_language(architecture: Architecture[Any], preset: Preset, path: Path | 
     return Language(train, test, architecture, shape, preset.batch, test_batch=32)
 
 
-def _cross_entropy(scores: Tensor, targets: Tensor, reduction: str) -> Tensor:
+def tally_symbols(scores: Tensor, targets: Tensor) -> Tensor:
+    """Symbols, those told rightly, the sum of their cross entropy."""
+    right = (scores.argmax(2) == targets).sum()
+    total = cross_entropy(scores, targets, "sum")
+    return torch.stack([torch.tensor(targets.numel()), right.cpu(), total.cpu()]).double()
+
+
+def cross_entropy(scores: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
+    """Of (batch, time, vocabulary) scores for (batch, time) symbols, in nats."""
     return functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction=reduction)
 
 

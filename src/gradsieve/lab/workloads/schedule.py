@@ -57,19 +57,22 @@ class Linear:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Up from nothing while warming up, then along half a cosine to nothing."""
+    """Up from nothing while warming up, then along half a cosine to the final factor."""
 
     warmup: float = 0.05
+    final: float = 0.0  # factor of the base rate at the end
 
     def __post_init__(self) -> None:
         _require_share("warmup", self.warmup)
+        if not 0 <= self.final <= 1:
+            raise InputError(f"final must be a factor of the base rate, from 0 to 1, got {self.final}")
 
     def factor(self, share: float) -> float:
         """Of the base rate."""
         if share < self.warmup:
             return _warming(share, self.warmup)
         done = min(1.0, (share - self.warmup) / max(1e-9, 1 - self.warmup))
-        return 0.5 * (1 + math.cos(math.pi * done))
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,28 @@ class First(Generic[B]):
         return self.dataset.batch(indices, generator)
 
 
+@dataclass(frozen=True, eq=False)
+class Spread(Generic[B]):
+    """Samples at equal distances over a whole dataset."""
+
+    dataset: Dataset[B]
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> B:
+        """These samples."""
+        return self.dataset.batch(indices * len(self.dataset) // self.count, generator)
+
+
+def spread(dataset: Dataset[B], count: int) -> Dataset[B]:
+    """At most so many samples, from everywhere in the dataset."""
+    if count < 1:
+        raise InputError(f"at least 1 sample is needed, got {count}")
+    return dataset if count >= len(dataset) else Spread(dataset, count)
+
+
 def first(dataset: Dataset[B], count: int | None) -> Dataset[B]:
     """At most so many samples; all, if none is said."""
     if count is None or count >= len(dataset):

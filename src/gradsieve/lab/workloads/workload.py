@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradsieve.errors import InputError, UnknownNameError
-from gradsieve.lab.models import MODELS, Architecture, Size
+from gradsieve.lab.models import MODELS, Architecture
 from gradsieve.lab.workloads.optimizer import OptimizerSetting
 from gradsieve.lab.workloads.schedule import RateSchedule, Steps
 from gradsieve.recipes import OkTopkRecipe, Recipe, recipe
@@ -50,7 +50,7 @@ class Sieve:
 class Preset:
     """How to train a workload."""
 
-    size: Size
+    size: str  # of the model, see `Architecture.sizes`
     data: Any  # the task's own settings: source, and how samples are cut
     batch: int  # samples a worker and step
     epochs: float  # may be part of one: stop when so much is done
@@ -98,10 +98,17 @@ class Workload:
     sources: tuple[str, ...]  # of data, see `gradsieve data list`
     presets: Registry[Preset]
     open_task: Open
+    evaluates: tuple[str, ...] = ("test",)  # parts of the data that can be scored
 
-    def preset(self, name: str = "default", source: str | None = None, **changes: Any) -> Preset:
-        """The named preset; another source of data, and any of its fields, may be put in."""
+    def preset(
+        self, name: str = "default", source: str | None = None, evaluate: str = "test", **changes: Any
+    ) -> Preset:
+        """The named preset; source of data, the part to be scored, and any of its fields may be put in."""
         chosen = replace(self.presets[name], **changes)
+        if evaluate not in self.evaluates:
+            raise InputError(f"{self.name} can be evaluated on {' or '.join(self.evaluates)} only, got {evaluate!r}")
+        if evaluate != "test":
+            chosen = replace(chosen, data=replace(chosen.data, evaluate=evaluate))
         if source is None:
             return chosen
         if source not in self.sources:
