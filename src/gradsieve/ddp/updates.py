@@ -67,7 +67,8 @@ class UpdateSieve(Sieve):
             own = ordered[comm.rank % len(ordered)]
         if OPTIMIZER_KEY in own:
             self.optimizer.load_state_dict(own[OPTIMIZER_KEY])
-        self.local.exchanged()
+        if self.local.is_ahead:
+            self.local.exchanged()
 
 
 class UpdateFeed:

@@ -38,8 +38,7 @@ class LocalModel:
             self.refresh()
             return
         for name, parameter in self.parameters.items():
-            if parameter.dtype == self.shared[name].dtype:  # a user may have loaded others at rest
-                _flat_view(self.shared[name], parameter).copy_(parameter)
+            _take_on_(self._shared(name, parameter), parameter)
         self._write_local()
 
     @torch.no_grad()
@@ -53,12 +52,13 @@ class LocalModel:
     @torch.no_grad()
     def rest(self) -> None:
         """Add the distance that the parameters have moved to the residual, and let them hold the shared model."""
-        if self.is_ahead:
-            for name, parameter in self.parameters.items():
-                residual = self._residual(name, parameter)
-                # As rounded when it was written: so the distance is the optimizer's, to the last bit.
-                before = (self._shared(name, parameter) - residual).to(parameter.dtype)
-                residual.add_(before.sub_(parameter))
+        if not self.is_ahead:
+            return
+        for name, parameter in self.parameters.items():
+            residual = self._residual(name, parameter)
+            # As rounded when it was written: so the distance is the optimizer's, to the last bit.
+            before = (self._shared(name, parameter) - residual).to(parameter.dtype)
+            residual.add_(before.sub_(parameter))
         self.is_ahead = False
         self._write_shared()
 
@@ -96,5 +96,10 @@ def shared_copies(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _flat_view(flat: Tensor, parameter: Tensor) -> Tensor:
-    return flat.view(parameter.shape)
+def _take_on_(shared: Tensor, parameter: Tensor) -> None:
+    """At rest a user may have loaded or changed the parameters: what differs from the shared model replaces it."""
+    if parameter.dtype == shared.dtype:
+        shared.copy_(parameter)
+    else:
+        changed = shared.to(parameter.dtype) != parameter
+        shared.copy_(torch.where(changed, parameter.to(shared.dtype), shared))

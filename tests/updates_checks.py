@@ -1,0 +1,254 @@
+"""What is checked of the exchange of updates on real processes under DDP; see `ddp_checks` for how checks are run."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradsieve
+from ddp_models import (
+    GROUP_MB,
+    Net,
+    Whole,
+    digest,
+    loss_of,
+    parameters_digest,
+    same_everywhere,
+    state_tensors,
+    train,
+    whole_grads,
+)
+from gradsieve import RECIPES
+from gradsieve.ddp.updates import UpdateSieve
+from gradsieve.recipes import recipe as named_recipe
+
+CONSERVING = [name for name in RECIPES if name != "dgc"]  # which holds the momentum itself
+
+
+def started(
+    recipe: Any = "topkdsa", density: float = 0.05, net: nn.Module | None = None, make: Any = None, **settings: Any
+) -> tuple[DistributedDataParallel, UpdateSieve, torch.optim.Optimizer]:
+    model = DistributedDataParallel(net or Net(), **settings.pop("ddp", {}))
+    optimizer = (make or (lambda parameters: torch.optim.AdamW(parameters, lr=0.01)))(model.parameters())
+    options = {"group_mb": GROUP_MB, "check_replicas_every": 1, **settings}
+    sieve = gradsieve.attach(model, recipe, density=density, optimizer=optimizer, **options)
+    assert isinstance(sieve, UpdateSieve)
+    return model, sieve, optimizer
+
+
+def sum_of_local_models(sieve: UpdateSieve) -> dict[str, Tensor]:
+    """Shared model minus residual, over all ranks."""
+    sums = {}
+    for name, shared in sieve.shared_parameters().items():
+        sums[name] = shared.double() - sieve.engine.residual(name).double()
+        dist.all_reduce(sums[name])
+    return sums
+
+
+def nothing_is_lost(rank: int) -> None:
+    """The mean of all local models has moved by the mean of all updates: exactly, on whole numbers."""
+    codes = [named_recipe(name, values=values) for name in ("oktopk", "topkdsa") for values in ("bf16", "int4", "sign")]
+    for recipe in [*CONSERVING, *codes]:
+        exact = isinstance(recipe, str)
+        model, sieve, optimizer = started(recipe, net=Whole(), make=lambda p: torch.optim.SGD(p, lr=4.0))
+        moved = {name: torch.zeros(p.numel(), dtype=torch.float64) for name, p in model.module.named_parameters()}
+        for step in range(5):
+            optimizer.zero_grad()
+            model(whole_grads(model.module, 10 * step + rank)).backward()
+            for name, parameter in model.module.named_parameters():
+                moved[name] -= 4 * parameter.grad.flatten().double()
+            optimizer.step()
+        for name, total in sum_of_local_models(sieve).items():
+            dist.all_reduce(moved[name])
+            if exact:
+                assert torch.equal(total, moved[name]), recipe
+            else:  # rounded values are kept to float32's precision
+                assert torch.allclose(total, moved[name], atol=1e-3), recipe
+        assert sieve.stats.delivered_entries > 0
+        sieve.close()
+
+
+def models_at_rest_are_equal(rank: int) -> None:
+    for recipe in CONSERVING:
+        model, sieve, optimizer = started(recipe)
+        for step in range(5):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step)
+            # Local models differ as soon as there are undelivered updates.
+            assert sieve.local.is_ahead
+            assert step < 2 or recipe == "dense" or not same_everywhere(parameters_digest(model)), recipe
+            loss.backward()
+            optimizer.step()
+            assert same_everywhere(parameters_digest(model)), recipe
+        assert digest(sieve.shared_parameters().values()) == digest(p.flatten() for p in model.parameters())
+        sieve.close()
+
+
+def evaluation_and_saving_see_the_shared_model(rank: int) -> None:
+    model, sieve, optimizer = started()
+    train(model, range(3), rank, optimizer)
+    optimizer.zero_grad()
+    loss_of(model, rank, 3).backward()  # the local model is ahead now
+    assert not same_everywhere(parameters_digest(model))
+    with torch.no_grad():
+        model.module(torch.ones(2, 64))
+    assert same_everywhere(parameters_digest(model))
+    optimizer.step()
+    loss_of(model, rank, 4).backward()
+    saved = model.module.state_dict()
+    assert same_everywhere(digest(saved.values()))
+    optimizer.step()
+    sieve.close()
+
+
+def sgd_learns_as_plain_ddp_does(rank: int) -> None:
+    """Everything sent: only the last step is still on its way, so means of gradients have moved the mean model."""
+    plain = DistributedDataParallel(Net())
+    train(plain, range(30), rank, torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.5))
+    model, sieve, optimizer = started("dense", 1.0, make=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5))
+    train(model, range(30), rank, optimizer)
+    for (name, total), theirs in zip(sum_of_local_models(sieve).items(), plain.parameters(), strict=True):
+        ours = (total / dist.get_world_size()).float()
+        start = dict(Net().named_parameters())[name].flatten()
+        distance = (theirs.flatten() - start).norm()
+        assert (ours - theirs.flatten()).norm() < 0.05 * distance, name
+    sieve.close()
+
+
+def a_scaler_may_skip_on_one_rank(rank: int) -> None:
+    """The rank that overflows takes part in the next exchange with nothing new, and no rank waits for it."""
+    model, sieve, optimizer = started()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = loss_of(model, rank, step)
+        scaler.scale(loss * (torch.inf if step == 2 and rank == 3 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert (scaler.get_scale() < 2.0**8) == (rank == 3)
+    with torch.no_grad():
+        model.module(torch.ones(1, 64))
+    assert same_everywhere(parameters_digest(model))
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    assert sieve.stats.steps == 5
+    sieve.close()
+
+
+def accumulation_exchanges_once(rank: int) -> None:
+    model, sieve, optimizer = started()
+    for step in range(3):
+        optimizer.zero_grad()
+        with model.no_sync():
+            loss_of(model, rank, 2 * step).backward()
+        loss_of(model, rank, 2 * step + 1).backward()
+        optimizer.step()
+    assert sieve.stats.steps == 3
+    assert same_everywhere(parameters_digest(model))
+    sieve.close()
+
+
+def uneven_inputs_are_joined(rank: int) -> None:
+    model, sieve, optimizer = started(check_replicas_every=0)
+    with model.join():
+        train(model, range(3 + rank), rank, optimizer)
+    assert sieve.stats.steps == 6
+    assert same_everywhere(parameters_digest(model))
+    sieve.close()
+
+
+def a_resumed_run_equals_the_uninterrupted_one(rank: int) -> None:
+    for recipe in ("oktopk", "topkdsa", named_recipe("topkdsa", values="sign")):
+        straight, sieve, optimizer = started(recipe)
+        train(straight, range(6), rank, optimizer)
+        half, saved_sieve, optimizer = started(recipe, ddp={"bucket_cap_mb": 0.02})
+        train(half, range(3), rank, optimizer)
+        model, kept = copy.deepcopy(half.module.state_dict()), copy.deepcopy(saved_sieve.state_dict())
+        train(half, range(3, 5), rank, optimizer)
+        saved_sieve.close()
+        resumed, resumed_sieve, optimizer = started(recipe)
+        resumed.module.load_state_dict(model)
+        resumed_sieve.load_state_dict(kept)
+        train(resumed, range(3, 6), rank, optimizer)
+        assert parameters_digest(resumed) == parameters_digest(straight), recipe
+        assert digest(state_tensors(resumed_sieve)) == digest(state_tensors(sieve)), recipe
+        sieve.close()
+        resumed_sieve.close()
+
+
+def another_size_keeps_the_mean_model(rank: int) -> None:
+    """The states of two ranks, loaded by four: the mean of the local models is what it was."""
+    model, sieve, optimizer = started()
+    train(model, range(4), rank, optimizer)
+    everybody: list[Any] = [None] * 4
+    dist.all_gather_object(everybody, next(iter(sieve.state_dict().values())))
+    states = {f"rank {old} of 2": everybody[old] for old in range(2)}
+    expected = {name: (everybody[0]["parameters"][name]["residual"] + everybody[1]["parameters"][name]["residual"]) / 2
+                for name in everybody[0]["parameters"]}  # fmt: skip
+    sieve.load_state_dict(states)
+    for name, mean in expected.items():
+        ours = sieve.engine.residual(name).clone()
+        dist.all_reduce(ours)
+        assert torch.allclose(ours / 4, mean, atol=1e-7), name
+    loaded = sieve.optimizer.state_dict()["state"][0]["exp_avg"]
+    assert torch.equal(loaded, everybody[rank % 2]["optimizer"]["state"][0]["exp_avg"])
+    train(model, range(4, 6), rank, optimizer)
+    assert same_everywhere(parameters_digest(model))
+    sieve.close()
+
+
+def a_model_that_is_not_finite_is_not_spread(rank: int) -> None:
+    model, sieve, optimizer = started()
+    train(model, range(2), rank, optimizer)
+    before = digest(sieve.shared_parameters().values())
+    if rank == 1:
+        with torch.no_grad():
+            sieve.engine.residual("first.weight")[3] = torch.nan
+    optimizer.zero_grad()
+    loss_of(model, rank, 2).backward()
+    assert sieve.stats.skipped_steps == 1
+    assert digest(sieve.shared_parameters().values()) == before
+    sieve.close()
+
+
+def half_precision_parameters_keep_small_moves(rank: int) -> None:
+    """A shared model in bfloat16 would lose every move below its last bit."""
+    dtypes = (torch.bfloat16,) * 3
+    model, sieve, optimizer = started(net=Net(dtypes), make=lambda p: torch.optim.SGD(p, lr=1e-5))
+    start = {name: shared.clone() for name, shared in sieve.shared_parameters().items()}
+    train(model, range(6), rank, optimizer)
+    assert {shared.dtype for shared in sieve.shared_parameters().values()} == {torch.float32}
+    assert same_everywhere(parameters_digest(model))
+    assert start.keys() == sieve.shared_parameters().keys()
+    sieve.close()
+
+
+def drift_of_the_shared_model_is_found(rank: int) -> None:
+    model, sieve, optimizer = started()
+    train(model, range(2), rank, optimizer)
+    if rank == 2:
+        with torch.no_grad():
+            model.module.third.weight[5, 7] += 1.0  # at rest, so it becomes part of this rank's shared model
+    with pytest.raises(gradsieve.ReplicaError, match="rank 2 differs"):
+        train(model, range(2, 3), rank, optimizer)
+    sieve.close()
+
+
+def what_does_not_go_with_updates_is_refused(rank: int) -> None:
+    model = DistributedDataParallel(Net())
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    for pattern, options in (
+        ("has none of the model's parameters", {"optimizer": other}),
+        ("must be a torch.optim.Optimizer, got str", {"optimizer": "adam"}),
+        ("local_clip_norm clips gradients", {"optimizer": own, "local_clip_norm": 1.0}),
+        ("holds the optimizer's momentum", {"optimizer": own, "recipe": "dgc"}),
+        ("density must be given when gradients are exchanged", {}),
+    ):
+        with pytest.raises(gradsieve.InputError, match=pattern):
+            gradsieve.attach(model, **options)
