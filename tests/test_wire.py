@@ -241,7 +241,7 @@ def test_disagreement_names_both_sides() -> None:
         unpack(with_word(GOOD, 1, 51), EXPECTED, 0, 50, source=3)
     with pytest.raises(MismatchError, match="rank 0: k must be the same .* 6 on rank 3 and 5 here"):
         unpack(with_word(GOOD, 2, 6), EXPECTED, 0, 50, source=3)
-    with pytest.raises(MismatchError, match="the wire version must be the same .* 10 on rank 3 and 3 here"):
+    with pytest.raises(MismatchError, match="the wire version must be the same .* 11 on rank 3 and 4 here"):
         unpack(with_word(GOOD, 0, int(GOOD[:8].view(torch.int64)) + (7 << 16)), EXPECTED, 0, 50, source=3)
     with pytest.raises(MismatchError, match="the dtype must be .* torch.float32 on rank 3 and torch.float64 here"):
         unpack(GOOD, Expected(0, 50, 5, torch.float64, CPU), 0, 50, source=3)
