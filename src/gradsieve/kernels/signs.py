@@ -13,12 +13,11 @@ import numpy as np
 from numba import njit, uint32
 
 from gradsieve.kernels.bits import compiled
-from gradsieve.kernels.lanes import LANES, sign_lanes
+from gradsieve.kernels.lanes import LANES, choose_lanes, sign_lanes
 
 CHUNK_VALUES = 1024  # that share a step of 32 bits: 0.03 bits a value; 4 KB are a part of a first-level cache
 
 _SIGN = uint32(1 << 31)
-_LAST_LANE = LANES - 1
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
@@ -64,18 +63,14 @@ def encode(values: Any, steps: Any, masks: Any, rounded: Any) -> bool:
 @compiled
 def decode(steps: Any, masks: Any, values: Any) -> None:
     """Signs times steps, as float32."""
-    step = np.empty(1, np.float32)
-    step_bits, bits = step.view(np.uint32), values.view(np.uint32)
     for chunk in range(steps.size):
-        step[0] = steps[chunk]
-        pattern = step_bits[0]
-        sign = _SIGN if pattern else uint32(0)
+        step = steps[chunk]
+        negative = -step if step != 0 else step
         start = chunk * CHUNK_VALUES
         stop = min(start + CHUNK_VALUES, values.size)
         lanes_end = start + (stop - start) // LANES * LANES
         for lane in range(start, lanes_end, LANES):
-            mask, lanes = masks[lane // LANES], bits[lane : lane + LANES]
-            for j in range(LANES):
-                lanes[j] = mask << uint32(_LAST_LANE - j) & sign | pattern
+            choose_lanes(values, lane, masks[lane // LANES], negative, step)
         for j in range(lanes_end, stop):
-            bits[j] = masks[lanes_end // LANES] << uint32(_LAST_LANE - (j - lanes_end)) & sign | pattern
+            mask = masks[lanes_end // LANES]
+            values[j] = negative if mask >> uint32(j - lanes_end) & uint32(1) else step
