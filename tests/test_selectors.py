@@ -15,6 +15,7 @@ from gradsieve.selectors import Everything, Selector
 from gradsieve.selectors.exact import Exact, ExactState
 from gradsieve.selectors.gaussian import normal_threshold
 from gradsieve.selectors.threshold import Threshold, ThresholdState
+from gradsieve.selectors.window import Window, WindowState
 
 
 def pick(selector: Selector[Any], x: Tensor, k: int) -> SparseVector:
@@ -269,3 +270,43 @@ def test_bad_input_is_refused_before_a_kernel_sees_it(name: str) -> None:
 def test_bad_settings_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         SELECTORS[name](**settings)
+
+
+@pytest.mark.parametrize(("numel", "k"), [(10, 10), (10, 3), (10, 1), (1000, 333), (1000, 999), (7, 2), (1, 1)])
+def test_windows_tile_the_vector_once_per_cycle(numel: int, k: int) -> None:
+    selector, x = Window(), torch.arange(float(numel))
+    state, lengths = selector.init(numel), []
+    for _ in range(2):
+        sent = torch.zeros(numel)
+        for _ in range(-(-numel // k)):
+            local, state = selector(x, k, state)
+            assert local.is_run
+            assert torch.equal(local.values, x[local.indices])
+            sent[local.indices] += 1
+            lengths.append(local.nnz)
+        assert (sent == 1).all()
+    assert max(lengths) <= k
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_windows_go_on_where_the_last_one_ended_when_k_changes() -> None:
+    selector, x = Window(), torch.ones(100)
+    state, sent = selector.init(100), torch.zeros(100)
+    for k in (7, 30, 3, 50, 11) * 6:
+        local, state = selector(x, k, state)
+        assert 1 <= local.nnz <= k
+        sent[local.indices] += 1
+    assert sent.max() - sent.min() <= 1
+
+
+def test_a_window_is_no_copy_and_says_nan_without_changing_the_vector() -> None:
+    x = torch.randn(100, generator=seeded())
+    local, state = Window()(x, 40, WindowState(34))
+    assert local.values.data_ptr() == x[34:].data_ptr()
+    assert (local.span, state) == ((34, 66), WindowState(66))
+    x[99] = torch.inf
+    before = x.clone()
+    told, _ = Window()(x, 40, WindowState(34))
+    assert told.values[0].isnan()
+    assert torch.equal(told.values[1:], x[35:66])
+    assert torch.equal(x, before)

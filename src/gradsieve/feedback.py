@@ -256,10 +256,12 @@ def _take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) 
     changed = kept.changed_of(sent)
     if changed is None:
         _replace_(accumulated, sent, kept)
-    elif changed[1] is None:
-        kernels(accumulated).clear_(accumulated, changed[0])
     else:
-        kernels(accumulated).put_(accumulated, *changed)
+        places, left = changed
+        if left is None:
+            kernels(accumulated).clear_(accumulated, places)
+        else:
+            kernels(accumulated).put_(accumulated, places, left)
     nothing = SparseVector.empty(accumulated.numel(), accumulated)
     for entries in more:
         kernels(accumulated).settle_(accumulated, nothing.entries, entries)

@@ -140,8 +140,8 @@ def recipe(name: str, *, values: str = OWN, indices: str = OWN) -> Recipe:
     """The named recipe with its default settings, and with other codes for what it sends.
 
     `values` is one of exact, plain, float32, bf16, fp16, int8, int4, sign: what they round away is kept and sent later.
-    `indices` is one of auto, plain, blocks, gaps, bitmap. With `own` a recipe has its own: all are exact and auto, except
-    that onebit sends signs.
+    `indices` is one of auto, plain, blocks, gaps, bitmap. With `own` a recipe has its own: all are exact and auto,
+    except that onebit sends signs.
     """
     entry: Any = RECIPES[name]
     made: Recipe = entry()

@@ -19,10 +19,10 @@ from gradsieve.kernels import loops
 from gradsieve.kernels import runs as sorted_runs
 from gradsieve.kernels.lanes import LANES, STORE_ALIGNMENT_BYTES
 from gradsieve.kernels.reference import Entries, index_dtype
+from gradsieve.kernels.sums import sum_dense as sum_dense
 
 DTYPES = (torch.float32, torch.float64)
 CHUNK_ENTRIES = 1 << 23  # a thread's least share: with less, torch's OpenMP workers still spin on the core it needs
-BLOCK_ENTRIES = 1 << 14  # that are added at once: 64 KB of float32, a part of a second-level cache
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -103,18 +103,6 @@ def sum_runs(runs: Sequence[Entries]) -> Entries:
     out = _empty_like(indices, values, indices.numel() + sorted_runs.READ_OFF_AT_ONCE)
     found = sorted_runs.sum_runs(*_arrays(indices, values), bounds, *_arrays(*out))
     return out[0][:found], out[1][:found]
-
-
-def sum_dense(parts: Sequence[Tensor]) -> Tensor:
-    """See `reference.sum_dense`. Block by block: the partial sums stay in the cache."""
-    first, *others = [part.numpy() for part in parts]
-    out = np.empty_like(first)
-    for start in range(0, first.size, BLOCK_ENTRIES):
-        at = slice(start, start + BLOCK_ENTRIES)
-        np.add(first[at], 0, out=out[at])
-        for other in others:
-            np.add(out[at], other[at], out=out[at])
-    return torch.from_numpy(out)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
