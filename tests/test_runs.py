@@ -146,7 +146,9 @@ def test_settling_a_run_is_settling_its_indices(kept: str, feedback: Residual | 
         sent = SparseVector.run(accumulated[5:12], 5, NUMEL)
         seen = sent.with_values([torch.full((3,), 1.5), torch.full((4,), -0.5)])
         leftover = {
-            "rounding": SparseVector.concatenate([p.beyond(s) for p, s in zip(sent.split([5, 8, 12]), seen.blocks)]),
+            "rounding": SparseVector.concatenate(
+                [part.beyond(block) for part, block in zip(sent.split([5, 8, 12]), seen.blocks, strict=True)]
+            ),
             "nothing": SparseVector.empty(NUMEL, accumulated),
             "another run": run(7, 9, 3),
             "indices": SparseVector(torch.tensor([5, 11]), torch.tensor([0.5, -0.25]), NUMEL),
