@@ -71,7 +71,7 @@ def density_one_is_dense_ddp(rank: int) -> None:
     plain = DistributedDataParallel(Net())
     train(plain, range(4), rank, torch.optim.SGD(plain.parameters(), lr=0.1))
     for recipe in RECIPES:
-        model, sieve, optimizer = attached(recipe, 1.0)
+        model, sieve, optimizer = attached(named_recipe(recipe, values="exact"), 1.0)
         train(model, range(4), rank, optimizer)
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6), recipe
@@ -81,7 +81,7 @@ def density_one_is_dense_ddp(rank: int) -> None:
 def density_one_is_dense_ddp_bit_for_bit_on_whole_numbers(rank: int) -> None:
     plain = DistributedDataParallel(Whole())
     for recipe in RECIPES:
-        model, sieve, _ = attached(recipe, 1.0, model=Whole())
+        model, sieve, _ = attached(named_recipe(recipe, values="exact"), 1.0, model=Whole())
         for step in range(3):
             for each in (plain, model):
                 each.zero_grad()

@@ -17,13 +17,16 @@ class Case(NamedTuple):
 
     locals: list[Tensor]
     k: int
+    window: tuple[int, int] | None = None  # the entries that all ranks send as a run
 
     @property
     def numel(self) -> int:
         return self.locals[0].numel()
 
     def local(self, rank: int) -> SparseVector:
-        return sparse(self.locals[rank])
+        if self.window is None:
+            return sparse(self.locals[rank])
+        return SparseVector.run(self.locals[rank][slice(*self.window)].clone(), self.window[0], self.numel)
 
 
 def sparse(dense: Tensor) -> SparseVector:
@@ -111,4 +114,22 @@ PATTERNS = {
         fewer_entries_than_ranks,
         ranks_far_apart,
     )
+}
+
+
+def run_case(size: int, start: int, stop: int, numel: int, generator: torch.Generator) -> Case:
+    """All ranks send the same consecutive entries, zeros among them."""
+    locals_ = [torch.zeros(numel, dtype=torch.float64) for _ in range(size)]
+    for dense in locals_:
+        dense[start:stop] = torch.randint(-8, 9, (stop - start,), generator=generator).double()
+    return Case(locals_, stop - start, (start, stop))
+
+
+RUNS = {  # start, stop, numel
+    "everything": (0, 70, 70),
+    "first": (0, 40, 120),
+    "in between": (37, 77, 120),
+    "last": (81, 120, 120),
+    "fewer entries than ranks": (7, 9, 30),
+    "several chunks": (1000, 6001, 9000),
 }

@@ -85,7 +85,7 @@ def test_every_algorithm_is_one_file_and_one_registry_line() -> None:
     assert set(REDUCERS) == files("reducers", "quantiles")
     assert set(COSTS) == set(REDUCERS)
     assert set(RECIPES) == {
-        "dense", "topka", "topkdsa", "gtopk", "gaussiank", "oktopk", "dgc", "randomk", "spardl",
+        "dense", "topka", "topkdsa", "gtopk", "gaussiank", "oktopk", "dgc", "randomk", "spardl", "onebit",
     }  # fmt: skip
 
 

@@ -32,9 +32,11 @@ def gradient(rank: int, numel: int = 100) -> torch.Tensor:
 @pytest.mark.parametrize("size", [1, 3, 4])
 @pytest.mark.parametrize("name", RECIPES)
 def test_at_full_density_every_recipe_gives_the_mean(name: str, size: int) -> None:
+    exact = recipe(name, values="exact")
+
     def rank(comm: Comm) -> list[torch.Tensor]:
-        first = allreduce(gradient(comm.rank), name, density=1.0, comm=comm)
-        again = allreduce(gradient(comm.rank), name, density=1.0, comm=comm, state=first.state)
+        first = allreduce(gradient(comm.rank), exact, density=1.0, comm=comm)
+        again = allreduce(gradient(comm.rank), exact, density=1.0, comm=comm, state=first.state)
         return [first.mean, again.mean]
 
     expected = sum(gradient(r) for r in range(size)) / size
@@ -65,7 +67,7 @@ def test_the_same_mean_on_every_rank_step_after_step(name: str) -> None:
 def test_every_dtype_comes_back_as_it_went_in(name: str, dtype: torch.dtype) -> None:
     def rank(comm: Comm) -> None:
         grad = gradient(comm.rank).to(dtype)
-        mean, _ = allreduce(grad, name, density=1.0, comm=comm)
+        mean, _ = allreduce(grad, recipe(name, values="exact"), density=1.0, comm=comm)
         assert mean.dtype == dtype
         # Whole numbers up to 8 and their halves are exact in every dtype.
         assert torch.equal(mean.double(), (gradient(0) + gradient(1)) / 2)
@@ -219,6 +221,9 @@ def test_the_readme_promise_of_a_small_import() -> None:
 def test_a_recipe_takes_codes_by_name() -> None:
     assert recipe("oktopk").reducer.codec == Codec()
     assert recipe("oktopk", values="int8", indices="blocks").reducer.codec == Codec("int8", "blocks")
+    assert recipe("onebit").reducer.codec == Codec("sign")
+    assert recipe("onebit", values="int4").reducer.codec == Codec("int4")
+    assert recipe("onebit", values="exact").reducer.codec == Codec()
     assert recipe("dense") == RECIPES["dense"]()
     with pytest.raises(InputError, match="recipe 'dense' sends everything .* got 'bf16' and 'auto'"):
         recipe("dense", values="bf16")

@@ -16,7 +16,7 @@ from gradsieve.cost import COSTS
 from gradsieve.testing import run_ranks
 from gradsieve.wire import OVERHEAD_BYTES, Codec
 from gradsieve.wire.values import VALUE_CODES
-from patterns import PATTERNS, SIZES, Case, place, sparse
+from patterns import PATTERNS, RUNS, SIZES, Case, place, run_case, sparse
 
 PADDING_BYTES = 24  # indices, values and note of a packet each fill whole words
 STEPS = 3  # the second and third step reuse what the first has found
@@ -119,6 +119,31 @@ def test_laws_hold_whatever_is_rounded_away(name: str, values: str, size: int) -
     for pattern in PATTERNS.values():
         case = pattern(size, torch.Generator().manual_seed(size))
         check_all(name, case, tolerance=1e-12, codec=Codec(values=values))
+
+
+@pytest.mark.parametrize("window", RUNS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", SENDING)  # dense overwrites a full vector
+def test_laws_hold_for_runs(name: str, size: int, window: str) -> None:
+    check_all(name, run_case(size, *RUNS[window], torch.Generator().manual_seed(size)))
+
+
+@pytest.mark.parametrize("window", RUNS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("values", ["sign", "int4", "bf16"])
+def test_regions_of_runs_stay_runs_and_keep_what_is_rounded_away(values: str, size: int, window: str) -> None:
+    """Without index arrays: total and leftover are the window, and the law holds coordinate by coordinate."""
+    case = run_case(size, *RUNS[window], torch.Generator().manual_seed(size))
+    for dense in case.locals:
+        dense /= 3
+    check_all("topkdsa", case, tolerance=1e-12, codec=Codec(values=values))
+    for outcome in run("topkdsa", case, 1, codec=Codec(values=values))[0]:
+        assert outcome.total.is_run
+        assert outcome.total.span == case.window
+        if case.k >= size:  # an owner of nothing rounds nothing
+            assert outcome.leftover.is_run
+            assert outcome.leftover.span == case.window
+        assert outcome.leftover.values.any()
 
 
 @pytest.mark.parametrize("values", ["bf16", "int8", "int4", "sign"])

@@ -15,6 +15,7 @@ from gradsieve.selectors import Everything, Selector
 from gradsieve.selectors.exact import Exact, ExactState
 from gradsieve.selectors.gaussian import normal_threshold
 from gradsieve.selectors.threshold import Threshold, ThresholdState
+from gradsieve.selectors.window import Window, WindowState
 
 
 def pick(selector: Selector[Any], x: Tensor, k: int) -> SparseVector:
@@ -40,21 +41,24 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", SELECTORS)
-def test_picks_are_entries_of_the_vector_sorted_unique_and_never_zero(name: str, shape: str) -> None:
+def test_picks_are_entries_of_the_vector_sorted_unique_and_zero_only_by_position(name: str, shape: str) -> None:
     x = SHAPES[shape]()
     for k in {1, max(1, x.numel() // 100), x.numel()}:
         local = pick(SELECTORS[name](), x, k)
         SparseVector(local.indices, local.values, x.numel())
         assert torch.equal(local.values, x[local.indices])
-        assert local.values.all()
+        assert local.values.all() or SELECTORS[name].selects_zeros
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("name", SELECTORS)
-def test_what_is_not_finite_is_always_picked(name: str, bad: float) -> None:
+def test_what_is_not_finite_is_always_told(name: str, bad: float) -> None:
+    """It is selected, or, by a rule that goes by position, another value is sent as NaN."""
     x = torch.randn(5000, generator=seeded())
     x[1234] = bad
-    assert 1234 in pick(SELECTORS[name](), x, 10).indices.tolist()
+    local = pick(SELECTORS[name](), x, 10)
+    assert not torch.isfinite(local.values).all()
+    assert 1234 in local.indices.tolist() or SELECTORS[name].selects_zeros
 
 
 @pytest.mark.parametrize("numel", [1, 10, 1000, 200_001])
@@ -266,3 +270,43 @@ def test_bad_input_is_refused_before_a_kernel_sees_it(name: str) -> None:
 def test_bad_settings_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         SELECTORS[name](**settings)
+
+
+@pytest.mark.parametrize(("numel", "k"), [(10, 10), (10, 3), (10, 1), (1000, 333), (1000, 999), (7, 2), (1, 1)])
+def test_windows_tile_the_vector_once_per_cycle(numel: int, k: int) -> None:
+    selector, x = Window(), torch.arange(float(numel))
+    state, lengths = selector.init(numel), []
+    for _ in range(2):
+        sent = torch.zeros(numel)
+        for _ in range(-(-numel // k)):
+            local, state = selector(x, k, state)
+            assert local.is_run
+            assert torch.equal(local.values, x[local.indices])
+            sent[local.indices] += 1
+            lengths.append(local.nnz)
+        assert (sent == 1).all()
+    assert max(lengths) <= k
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_windows_go_on_where_the_last_one_ended_when_k_changes() -> None:
+    selector, x = Window(), torch.ones(100)
+    state, sent = selector.init(100), torch.zeros(100)
+    for k in (7, 30, 3, 50, 11) * 6:
+        local, state = selector(x, k, state)
+        assert 1 <= local.nnz <= k
+        sent[local.indices] += 1
+    assert sent.max() - sent.min() <= 1
+
+
+def test_a_window_is_no_copy_and_says_nan_without_changing_the_vector() -> None:
+    x = torch.randn(100, generator=seeded())
+    local, state = Window()(x, 40, WindowState(34))
+    assert local.values.data_ptr() == x[34:].data_ptr()
+    assert (local.span, state) == ((34, 66), WindowState(66))
+    x[99] = torch.inf
+    before = x.clone()
+    told, _ = Window()(x, 40, WindowState(34))
+    assert told.values[0].isnan()
+    assert torch.equal(told.values[1:], x[35:66])
+    assert torch.equal(x, before)

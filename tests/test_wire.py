@@ -132,10 +132,10 @@ def test_a_sign_carries_the_mean_magnitude() -> None:
 
 @pytest.mark.parametrize("name", BITS)
 def test_a_value_takes_the_bits_its_name_says(name: str) -> None:
-    count = 12_800
+    count = 20_480
     sent = SparseVector(torch.arange(count), torch.randn(count, dtype=torch.float64), count)
     size = Codec(values=name).pack(sent, expected(count, torch.float64), 0).message.numel()
-    scales = 4 * count / 128 if name in ("int8", "int4", "sign") else 0
+    scales = {"int8": 4 * count / 128, "int4": 4 * count / 128, "sign": 4 * count / 1024}.get(name, 0)
     most = OVERHEAD_BYTES + scales + count * BITS[name] / 8
     assert size == most or (name == "bf16" and size < 0.9 * most)
 
@@ -202,6 +202,46 @@ def test_a_note_goes_with_a_message() -> None:
     assert unpack(packed.message, EXPECTED, 0, 50, source=1).note.tolist() == [3.0, 1.5, -2.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("indices", INDEX_CODES)
+@pytest.mark.parametrize("name", VALUE_CODES)
+@pytest.mark.parametrize(("start", "stop"), [(0, 50), (7, 8), (13, 50), (9, 9)])
+def test_a_run_arrives_as_a_run(name: str, indices: str, dtype: torch.dtype, start: int, stop: int) -> None:
+    """Without index arrays on either side, whatever the code of indices is."""
+    values = torch.linspace(-3, 4, 50)[start:stop].to(dtype)
+    sent, agreed = SparseVector.run(values, start, 50), expected(50, dtype)
+    packed = Codec(name, indices).pack(sent, agreed, min(start, 5))
+    arrived = unpack(packed.message, agreed, 0, 50, source=1).vector
+    assert packed.seen.is_run
+    assert arrived.is_run or arrived.nnz == 0
+    assert torch.equal(arrived.indices, sent.indices)
+    assert torch.equal(arrived.values, packed.seen.values)
+    with_indices = Codec(name).pack(SparseVector(sent.indices, values, 50), agreed, min(start, 5))
+    assert torch.equal(packed.message, with_indices.message) or sent.nnz == 0
+
+
+RUN = Codec().pack(SparseVector.run(torch.arange(1.0, 11.0), 20, 50), EXPECTED, 15).message
+BAD_RUNS = {
+    "begins before its region": (RUN, 16, 50, r"indices from 15 on, but they must lie in \[16, 50\)"),
+    "ends after its region": (RUN, 0, 29, r"within \[15, 29\)"),
+    "begins beyond the range": (with_word(RUN, 5, 1 | 36 << 8), 0, 50, "unknown index code"),
+    "ends beyond the range": (with_word(RUN, 5, 1 | 26 << 8), 0, 50, r"within \[15, 50\)"),
+    "negative start": (with_word(RUN, 5, 1 | -1 << 8), 0, 50, "unknown index code"),
+    "more entries than came": (with_word(RUN, 4, 30), 0, 50, "bytes came"),
+    "fewer entries than came": (with_word(RUN, 4, 2), 0, 50, "bytes came"),
+    "more entries than there are": (with_word(RUN, 4, 51), 0, 50, "51 entries announced, at most 50"),
+    "cut off": (RUN[:-8], 0, 50, "were announced"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_RUNS)
+def test_malformed_runs_are_refused(name: str) -> None:
+    message, low, high, sentence = BAD_RUNS[name]
+    with pytest.raises(MessageError, match=sentence):
+        unpack(message, EXPECTED, low, high, source=1)
+    assert unpack(RUN, EXPECTED, 15, 30, source=1).vector.span == (20, 30)
+
+
 GOOD = Codec(indices="gaps").pack(vector([10, 11, 30], [1.0, 2.0, 3.0]), EXPECTED, 0).message
 LENGTH = GOOD.numel()
 BAD = {
@@ -241,7 +281,7 @@ def test_disagreement_names_both_sides() -> None:
         unpack(with_word(GOOD, 1, 51), EXPECTED, 0, 50, source=3)
     with pytest.raises(MismatchError, match="rank 0: k must be the same .* 6 on rank 3 and 5 here"):
         unpack(with_word(GOOD, 2, 6), EXPECTED, 0, 50, source=3)
-    with pytest.raises(MismatchError, match="the wire version must be the same .* 10 on rank 3 and 3 here"):
+    with pytest.raises(MismatchError, match="the wire version must be the same .* 11 on rank 3 and 4 here"):
         unpack(with_word(GOOD, 0, int(GOOD[:8].view(torch.int64)) + (7 << 16)), EXPECTED, 0, 50, source=3)
     with pytest.raises(MismatchError, match="the dtype must be .* torch.float32 on rank 3 and torch.float64 here"):
         unpack(GOOD, Expected(0, 50, 5, torch.float64, CPU), 0, 50, source=3)
@@ -353,7 +393,7 @@ SAMPLES = [
     Codec(name, code).pack(vector([1, 4, 9, 16, 25, 49], [1.0, -2.0, 3.0, 4.5, -5.0, 6.0]), EXPECTED, 0).message
     for name in VALUE_CODES
     for code in INDEX_CODES
-]
+] + [Codec(name).pack(SparseVector.run(torch.arange(-5.0, 6.0), 9, 50), EXPECTED, 5).message for name in VALUE_CODES]
 
 
 @settings(max_examples=600, deadline=None)

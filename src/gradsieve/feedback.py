@@ -251,24 +251,27 @@ def _add_part(
 def _take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
     """What was sent goes, what is left over stays or comes back."""
     kept, *others = leftover.parts
+    # What is left over may still have to be computed from what was sent, which may lie in `accumulated` itself.
+    more = [other.entries for other in others if other.nnz]
     changed = kept.changed_of(sent)
     if changed is None:
-        _replace_(accumulated, sent, leftover)
-        return
-    places, left = changed
-    if left is None:
-        kernels(accumulated).clear_(accumulated, places)
+        _replace_(accumulated, sent, kept)
     else:
-        kernels(accumulated).put_(accumulated, places, left)
+        places, left = changed
+        if left is None:
+            kernels(accumulated).clear_(accumulated, places)
+        else:
+            kernels(accumulated).put_(accumulated, places, left)
     nothing = SparseVector.empty(accumulated.numel(), accumulated)
-    for other in others:
-        if other.nnz:
-            _replace_(accumulated, nothing, other)
+    for entries in more:
+        kernels(accumulated).settle_(accumulated, nothing.entries, entries)
 
 
 def _replace_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
-    if sent.is_full and leftover.nnz == 0:
-        accumulated.zero_()
+    if sent.is_run and leftover.is_run and sent.span == leftover.span:
+        leftover.put_in_(accumulated)
+    elif sent.is_run and leftover.nnz == 0:
+        accumulated[slice(*sent.span)].zero_()
     else:
         kernels(accumulated).settle_(accumulated, sent.entries, leftover.entries)
 

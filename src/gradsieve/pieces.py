@@ -62,9 +62,8 @@ class Pieces:
     def write_mean_(self, total: SparseVector, size: int) -> None:
         """Overwrite with `total / size`, zeros included: the one place where a sum becomes a mean."""
         was_clear, self.is_clear = self.is_clear, False
-        if total.is_full:
-            for piece in self._pieces:
-                torch.div(total.values[piece.start : piece.stop], size, out=piece.values)
+        if total.is_run:
+            self._write_run_(total, size, was_clear)
             return
         mean = SparseVector.trusted((total.indices, total.values / size), total.numel)
         for piece, part in zip(self._pieces, self._cut(mean), strict=True):
@@ -72,6 +71,19 @@ class Pieces:
                 part.put_in_(piece.values)
             else:
                 part.write_to_(piece.values)
+
+    def _write_run_(self, total: SparseVector, size: int, was_clear: bool) -> None:
+        """Only slices are touched; a total in blocks is written block by block, without joining them."""
+        for piece in self._pieces:
+            start, stop = (min(max(at, piece.start), piece.stop) - piece.start for at in total.span)
+            if not was_clear:
+                piece.values[:start].zero_()
+                piece.values[stop:].zero_()
+            for block in total.blocks:
+                first, last = (min(max(at, piece.start), piece.stop) for at in block.span)
+                if first < last:
+                    shared = block.values[first - block.span[0] : last - block.span[0]]
+                    torch.div(shared, size, out=piece.values[first - piece.start : last - piece.start])
 
     def _cut(self, vector: SparseVector) -> list[SparseVector]:
         """The part of a vector that belongs to each piece, with indices of the piece's own."""

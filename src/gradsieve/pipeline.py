@@ -54,7 +54,7 @@ class Pipeline:
         """
         accumulated, local, selector_state = self._select(grad, k, state, out)
         (total, leftover), reducer_state = self._reduce(local, k, state)
-        finite = kernels(total.values).all_finite(total.values)
+        finite = all(kernels(block.values).all_finite(block.values) for block in total.blocks)
         out.write_mean_(total, self.comm.size)
         settled = self.recipe.feedback.settle(accumulated, grad, local, leftover, state.feedback)
         return Exchanged(PipelineState(settled, selector_state, reducer_state), finite, local.nnz, total.nnz)

@@ -21,6 +21,7 @@ from gradsieve.selectors.exact import Exact
 from gradsieve.selectors.gaussian import Gaussian
 from gradsieve.selectors.random import Random
 from gradsieve.selectors.threshold import Threshold
+from gradsieve.selectors.window import Window
 from gradsieve.wire import Codec
 
 
@@ -107,6 +108,15 @@ class SparDLRecipe(Recipe):
     reducer: Reducer[Any] = SparDL()
 
 
+@dataclass(frozen=True)
+class OneBitRecipe(Recipe):
+    """A moving window of consecutive entries, one bit each, added by the owners of its regions."""
+
+    selector: Selector[Any] = Window()
+    reducer: Reducer[Any] = TopkDsa(codec=Codec(values="sign"))
+
+
+OWN = "own"  # the recipe's own code
 TORCH_NAMES = {"bfloat16": "bf16", "float16": "fp16"}  # of value codes
 
 RECIPES: Registry[type[Recipe]] = Registry(
@@ -121,24 +131,29 @@ RECIPES: Registry[type[Recipe]] = Registry(
         "dgc": DgcRecipe,
         "randomk": RandomKRecipe,
         "spardl": SparDLRecipe,
+        "onebit": OneBitRecipe,
     },
 )
 
 
-def recipe(name: str, *, values: str = "exact", indices: str = "auto") -> Recipe:
+def recipe(name: str, *, values: str = OWN, indices: str = OWN) -> Recipe:
     """The named recipe with its default settings, and with other codes for what it sends.
 
     `values` is one of exact, plain, float32, bf16, fp16, int8, int4, sign: what they round away is kept and sent later.
-    `indices` is one of auto, plain, blocks, gaps, bitmap.
+    `indices` is one of auto, plain, blocks, gaps, bitmap. With `own` a recipe has its own: all are exact and auto,
+    except that onebit sends signs.
     """
     entry: Any = RECIPES[name]
     made: Recipe = entry()
-    codec = Codec(TORCH_NAMES.get(values, values), indices)
-    if codec == made.reducer.codec:
+    own = made.reducer.codec
+    codec = Codec(
+        own.values if values == OWN else TORCH_NAMES.get(values, values), own.indices if indices == OWN else indices
+    )
+    if codec == own:
         return made
     if isinstance(made.reducer, Dense):
         raise InputError(
             f"recipe {name!r} sends everything by the backend's all_reduce and has no codes: "
-            f"values must be 'exact' and indices 'auto', got {values!r} and {indices!r}"
+            f"values must be 'exact' and indices 'auto', got {codec.values!r} and {codec.indices!r}"
         )
     return replace(made, reducer=replace(made.reducer, codec=codec))

@@ -10,6 +10,7 @@ import click
 from gradsieve.cli.console import measuring
 from gradsieve.cli.measures import (
     LIMITED_LINKS,
+    VALUES_HELP,
     density_option,
     json_option,
     network_option,
@@ -170,7 +171,7 @@ def wire(
 
 @bench.command(cls=ManyValues)
 @click.option("--recipe", default="oktopk", show_default=True, metavar="NAME", help="Recipe.")
-@click.option("--values", default="exact", show_default=True, metavar="CODE", help="How values are written.")
+@click.option("--values", default="own", show_default=True, metavar="CODE", help=VALUES_HELP)
 @click.option("--density", type=str, callback=density, default=0.01, show_default=True, metavar="D", help="Share sent.")
 @click.option(
     "--group-mb",

@@ -36,7 +36,13 @@ AROUND = ("workers", "timeout", "as_json", "out", "recipes", "seeds", "values")
     "oktopk-nomomentum none at all, oktopk-lazy an Adam that counts deliveries; fp16, powersgd-2, … are torch's hooks. "
     "NAME@RATE has a base rate of its own.",
 )
-@click.option("--values", callback=names, default="exact", show_default=True, help="Codes of values, with commas.")
+@click.option(
+    "--values",
+    callback=names,
+    default="own",
+    show_default=True,
+    help="Codes of values, with commas; own: the recipe's own code.",
+)
 @click.option("--seeds", type=str, callback=count, default=3, show_default=True, help="Runs of each: seeds 0, 1, …")
 @run_options
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for results.  [default: runs/compare-…]")

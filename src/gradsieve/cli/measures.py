@@ -66,9 +66,12 @@ LIMITED_LINKS = (
 )
 
 
+VALUES_HELP = "How values are written; own: the recipe's own code."
+
+
 def values_option() -> Callable[[F], F]:
     """Codes of values."""
-    return _several("--values", default=("exact",), metavar="CODE ...", help="How values are written.")
+    return _several("--values", default=("own",), metavar="CODE ...", help=VALUES_HELP)
 
 
 def peer_options(command: F) -> F:

@@ -26,7 +26,12 @@ AROUND = ("workers", "timeout", "as_json", "resume", "out", "tensorboard", "devi
 @click.option(
     "--recipe", help="How gradients are exchanged (gradsieve list); dense is plain DDP.  [default: the preset's]"
 )
-@click.option("--values", default="exact", show_default=True, help="How values are written: exact, bf16, int8, …")
+@click.option(
+    "--values",
+    default="own",
+    show_default=True,
+    help="How values are written: exact, bf16, int8, …; own: the recipe's own code.",
+)
 @run_options
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of model, order and chance.")
 @click.option("--checkpoint-every", type=str, callback=count, help="Steps between checkpoints.  [default: none]")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, uint32, uint64
+from numba import uint32, uint64
 
 from gradsieve.kernels.bits import ONE, compiled, get
 
@@ -104,23 +104,6 @@ def decode_levels(steps: Any, codes: Any, values: Any) -> None:
         start = chunk * CHUNK_VALUES
         for j in range(start, min(start + CHUNK_VALUES, values.size)):
             values[j] = np.float32(codes[j]) * step
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
-def encode_signs(values: Any, steps: Any, codes: Any, rounded: Any) -> None:
-    """Codes of one and minus one; the step is the chunk's mean magnitude."""
-    for chunk in range(steps.size):
-        start = chunk * CHUNK_VALUES
-        stop = min(start + CHUNK_VALUES, values.size)
-        total = 0.0
-        for j in range(start, stop):
-            total += abs(np.float64(values[j]))
-        step = np.float32(total / (stop - start))
-        steps[chunk] = step
-        for j in range(start, stop):
-            codes[j] = -1 if values[j] < 0 else 1
-        for j in range(start, stop):
-            rounded[j] = np.float32(codes[j]) * step
 
 
 @compiled

@@ -80,6 +80,33 @@ def add_lanes(typingctx: Any, a: Any, b: Any, out: Any, start: Any, floor: Any) 
 
 
 @intrinsic
+def sign_lanes(typingctx: Any, bits: Any, start: Any) -> Any:
+    """A mask of the lanes of `bits[start : start + LANES]`, patterns of float32, whose sign is set."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _vector_pointer(context, builder, signature.args[0], args[0], args[1])
+        lanes = builder.load(pointer, align=4)
+        zeros = ir.Constant(lanes.type, [0] * LANES)
+        return builder.bitcast(builder.icmp_signed("<", lanes, zeros), ir.IntType(LANES))
+
+    return types.uint32(bits, types.intp), codegen
+
+
+@intrinsic
+def choose_lanes(typingctx: Any, out: Any, start: Any, mask: Any, chosen: Any, other: Any) -> Any:
+    """Store `chosen` in the lanes of `out[start : start + LANES]` that are set in the mask, `other` in the rest."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _vector_pointer(context, builder, signature.args[0], args[0], args[1])
+        lanes = builder.bitcast(args[2], ir.VectorType(ir.IntType(1), LANES))
+        values = builder.select(lanes, _splat(builder, args[3]), _splat(builder, args[4]))
+        builder.store(values, pointer, align=signature.args[0].dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(out, types.intp, types.uint32, out.dtype, out.dtype), codegen
+
+
+@intrinsic
 def clear_lanes(typingctx: Any, out: Any, start: Any) -> Any:
     """Store zeros at `out[start : start + LANES]`, in the cache."""
 

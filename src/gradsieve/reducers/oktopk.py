@@ -81,7 +81,7 @@ class OkTopk(Reducer[OkTopkState]):
 
     def start(self, numel: int, comm: Comm) -> OkTopkState:
         """See `Reducer.start`."""
-        return OkTopkState(equal_bounds(numel, comm.size))
+        return OkTopkState(equal_bounds((0, numel), comm.size))
 
     def reduce(self, local: SparseVector, k: int, state: OkTopkState, comm: Comm) -> tuple[Reduced, OkTopkState]:
         """See `Reducer.reduce`."""
@@ -91,8 +91,8 @@ class OkTopk(Reducer[OkTopkState]):
         if state.step >= state.cut_at:  # 1
             bounds = self._balanced_bounds(local, channel)
             state = state._replace(bounds=bounds, cut_at=state.step + self.repartition_every)
-        sent, arriving = channel.scatter(local, local.split(state.bounds), state.bounds)  # 2
-        owned = add(part for _, part in arriving)
+        scattered = channel.scatter(local, local.split(state.bounds), state.bounds)  # 2
+        owned = add(part for _, part in scattered.arriving)
         summary = self._summary(owned, k, comm.size)
         threshold, predicted = state.threshold, None
         if state.evaluate or k != state.k:  # 3
@@ -100,7 +100,7 @@ class OkTopk(Reducer[OkTopkState]):
             threshold, predicted = _threshold(spread, k), spread.count_before(state.threshold)
         blocks, summaries, sizes = self._gathered(owned.above(threshold), summary, state, channel)  # 4
         total = SparseVector.concatenate(blocks)
-        kept = local.undelivered(sent, total)  # 5
+        kept = local.undelivered(scattered.sent, total)  # 5
         reached = sum(sizes) if predicted is None else predicted
         spread = _spread(comm.rank, summaries)
         return Reduced(total, Sum([kept, channel.leftover()])), self._next(state, k, spread, sizes, reached)
@@ -118,7 +118,7 @@ class OkTopk(Reducer[OkTopkState]):
         parts = [Summary(part[0] if part else -1, np.array(part[1:], np.int64)) for part in gathered]
         spread = Spread(comm.rank, parts, (0, local.numel - 1), descending=False)
         if spread.total == 0:
-            return equal_bounds(local.numel, comm.size)
+            return equal_bounds((0, local.numel), comm.size)
         inner = [int(spread.at(spread.total * part / comm.size)) + 1 for part in range(1, comm.size)]
         return (0, *inner, local.numel)
 
@@ -172,10 +172,10 @@ def _evened(block: SparseVector, sizes: Sequence[int], channel: Channel) -> Spar
     """This rank's share after all blocks, laid end to end, are cut into equal ones."""
     rank, size = channel.comm.rank, channel.comm.size
     before = sum(sizes[:rank])
-    cuts = [min(max(edge - before, 0), block.nnz) for edge in equal_bounds(sum(sizes), size)]
+    cuts = [min(max(edge - before, 0), block.nnz) for edge in equal_bounds((0, sum(sizes)), size)]
     parts = [SparseVector.trusted((block.indices[a:b], block.values[a:b]), block.numel) for a, b in pairwise(cuts)]
-    sent, arriving = channel.scatter(block, parts)
-    arrived = [part for _, part in sorted(arriving, key=lambda item: item[0])]
+    scattered = channel.scatter(block, parts)
+    arrived = [part for _, part in sorted(scattered.arriving, key=lambda item: item[0])]
     channel.check_order(arrived)
-    channel.keep(block.beyond(sent))
+    channel.keep(block.beyond(scattered.sent))
     return SparseVector.concatenate(arrived)

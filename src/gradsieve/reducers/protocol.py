@@ -83,6 +83,7 @@ def agree(what: str, value: int, comm: Comm) -> None:
         raise MismatchError(f"rank {comm.rank}: {what} must be the same on all ranks, got {listed}")
 
 
-def equal_bounds(numel: int, size: int) -> tuple[int, ...]:
-    """Cut `numel` entries into `size` parts, none larger than ceil(numel / size)."""
-    return tuple(numel * part // size for part in range(size + 1))
+def equal_bounds(span: tuple[int, int], size: int) -> tuple[int, ...]:
+    """Cut a range of n entries into `size` parts, none larger than ceil(n / size)."""
+    start, stop = span
+    return tuple(start + (stop - start) * part // size for part in range(size + 1))

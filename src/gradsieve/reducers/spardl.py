@@ -40,7 +40,7 @@ class _Blocks:
     def __init__(self, local: SparseVector, k: int, channel: Channel) -> None:
         self.rank, self.size = channel.comm.rank, channel.comm.size
         self.channel = channel
-        self.bounds = equal_bounds(local.numel, self.size)
+        self.bounds = equal_bounds((0, local.numel), self.size)
         self.budget = -(-k // self.size)
         self.cut: list[SparseVector] = []
         self.held = [self._cut(block) for block in local.split(self.bounds)]

@@ -3,9 +3,13 @@
 1. Each rank owns one of P index regions of equal width; entries travel to the owner of their region.
 2. The owner adds them.
 3. all_gather_v of all sums. A region that has filled up travels with a bitmap, or none, for its indices.
-Nothing is left over but what the codec rounds away.
+4. Each rank keeps its rounding errors: of what it sent to other owners, and of its own region's sums. The two lie in
+   different regions, so they are laid end to end, not added.
+Where ranks send a run (`SparseVector.run`; all the same one), the regions are equal parts of the run: all vectors stay
+runs, and indices are neither sent nor computed.
 Cost: 2(P-1) messages; 4k(P-1)/P words a rank if nobody's picks coincide with nobody's region
-crowded, up to (2k + n)(P-1)/P with fill-in, more when picks crowd into one region.
+crowded, up to (2k + n)(P-1)/P with fill-in, more when picks crowd into one region. A run of k entries: 2k(P-1)/P words,
+divided by 32 if values are sent as signs.
 """
 
 from __future__ import annotations
@@ -25,9 +29,10 @@ class TopkDsa(StatelessReducer):
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
         """See `Reducer.reduce`."""
         channel = Channel(comm, local, k, self.codec)
-        bounds = equal_bounds(local.numel, comm.size)
-        sent, arriving = channel.scatter(local, local.split(bounds), bounds)  # 1
-        owned = add(part for _, part in arriving)  # 2
+        bounds = equal_bounds(local.span, comm.size)
+        scattered = channel.scatter(local, local.split(bounds), bounds)  # 1
+        owned = add(part for _, part in scattered.arriving)  # 2
         gathered = channel.gather_blocks(owned, bounds[comm.rank])  # 3
-        total = SparseVector.concatenate(gathered.vectors)
-        return Reduced(total, add([local.beyond(sent), channel.leftover()])), state
+        kept = scattered.rounding_errors  # 4
+        kept[comm.rank] = channel.leftover()
+        return Reduced(SparseVector.concatenate(gathered.vectors), SparseVector.concatenate(kept)), state

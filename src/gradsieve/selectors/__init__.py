@@ -11,6 +11,7 @@ from gradsieve.selectors.gaussian_paper import GaussianPaper
 from gradsieve.selectors.protocol import Selector
 from gradsieve.selectors.random import Random
 from gradsieve.selectors.threshold import Threshold
+from gradsieve.selectors.window import Window
 
 __all__ = ["SELECTORS", "Everything", "Selector"]
 
@@ -23,5 +24,6 @@ SELECTORS: Registry[type[Selector[Any]]] = Registry(
         "gaussian_paper": GaussianPaper,
         "dgc": Dgc,
         "random": Random,
+        "window": Window,
     },
 )

@@ -1,13 +1,14 @@
 """What a selector is: it decides, locally, which entries of the accumulated gradient are sent.
 
-Whatever the rule, indices come sorted and unique, zeros are never picked, and entries that are not finite always are:
-so a NaN on one rank reaches every rank in the exchange itself, and all can agree to skip the step.
+Whatever the rule, indices come sorted and unique. A rule that goes by magnitude never selects zeros, and always selects
+entries that are not finite. A rule that goes by position (`selects_zeros`) sends a NaN if an entry anywhere is not
+finite. Either way a NaN on one rank reaches every rank in the exchange itself, and all can agree to skip the step.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -20,6 +21,9 @@ S = TypeVar("S")
 
 class Selector(ABC, Generic[S]):
     """Dense to sparse, about k of n. Settings are frozen; state goes in and comes out."""
+
+    selects_zeros: ClassVar[bool] = False
+    """Whether entries are selected for their position: zeros among them are sent, too."""
 
     @abstractmethod
     def init(self, numel: int) -> S:

@@ -32,8 +32,22 @@ class Gathered(NamedTuple):
 class Scattered(NamedTuple):
     """Parts on their way to their owners."""
 
-    sent: SparseVector  # all parts as the others see them, one's own as it is
+    vector: SparseVector  # whose parts they are
+    parts: Sequence[SparseVector]
+    seen: Sequence[SparseVector]  # the parts as the receivers decode them, this rank's own as it is
     arriving: Iterator[tuple[int, SparseVector]]  # (source, part), one's own first; to be consumed to the end
+
+    @property
+    def sent(self) -> SparseVector:
+        """The whole vector as the receivers decode it; the vector itself if nothing was rounded."""
+        if all(seen is part for seen, part in zip(self.seen, self.parts, strict=True)):
+            return self.vector
+        return self.vector.with_values([seen.values for seen in self.seen])
+
+    @property
+    def rounding_errors(self) -> list[SparseVector]:
+        """Of each part, the difference between what was sent and what the receiver decodes."""
+        return [part.beyond(seen) for part, seen in zip(self.parts, self.seen, strict=True)]
 
 
 @contextmanager
@@ -80,9 +94,7 @@ class Channel:
             for to, part in enumerate(parts)
         ]
         arriving = self._arriving([message for message, _ in packed], parts[rank], ranges[rank])
-        if all(seen is part for (_, seen), part in zip(packed, parts, strict=True)):
-            return Scattered(vector, arriving)
-        return Scattered(vector.with_values([seen.values for _, seen in packed]), arriving)
+        return Scattered(vector, parts, [seen for _, seen in packed], arriving)
 
     def _arriving(
         self, messages: Sequence[Tensor], own: SparseVector, allowed: tuple[int, int]
@@ -165,12 +177,13 @@ class Channel:
         for rank, block in enumerate(blocks):
             if block.nnz == 0:
                 continue
-            if int(block.indices[0]) <= last:
+            start, stop = block.extent
+            if start <= last:
                 raise MessageError(
-                    f"rank {self.comm.rank}: the block of rank {rank} begins at index {int(block.indices[0])}, "
+                    f"rank {self.comm.rank}: the block of rank {rank} begins at index {start}, "
                     f"but earlier blocks reach to {last}"
                 )
-            last = int(block.indices[-1])
+            last = stop - 1
 
     def _packed(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Packed:
         packed = self.codec.pack(vector, self._expected, low, note)

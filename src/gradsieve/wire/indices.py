@@ -97,11 +97,14 @@ class Run(IndexCode):
 
     def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
         """See `IndexCode.read`."""
-        start = low + self.start
-        if not low <= start <= high - indices.size:
+        if not self.fits(low, high, indices.size):
             return False
-        indices[:] = np.arange(start, start + indices.size)
+        indices[:] = np.arange(low + self.start, low + self.start + indices.size)
         return True
+
+    def fits(self, low: int, high: int, count: int) -> bool:
+        """Whether so many indices lie in `[low, high)`."""
+        return low <= low + self.start <= high - count
 
 
 @dataclass(frozen=True)

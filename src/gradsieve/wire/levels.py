@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gradsieve.kernels import fields
+from gradsieve.kernels import fields, signs
 from gradsieve.kernels.bits import num_words
 from gradsieve.wire.code import Array, ValueCode
 
@@ -17,12 +17,13 @@ class Stepped(ValueCode):
     """Small whole numbers times a step that a chunk of values shares: the steps, then the numbers."""
 
     bits: ClassVar[int]
+    chunk_values: ClassVar[int] = fields.CHUNK_VALUES
     count: int
 
     @property
     def num_chunks(self) -> int:
         """How many steps there are."""
-        return -(-self.count // fields.CHUNK_VALUES)
+        return -(-self.count // self.chunk_values)
 
     @property
     def num_words(self) -> int:
@@ -87,23 +88,52 @@ class Nibble(Stepped):
         return codes
 
 
+class SignsWritten(NamedTuple):
+    """What `Sign` has found out while it was chosen."""
+
+    words: Array
+    rounded: Array
+
+
 @dataclass(frozen=True)
 class Sign(Stepped):
-    """-1 or 1."""
+    """-1 or 1.
+
+    Choosing it encodes: whether all values are finite comes out of the one pass that does so. Writing is a copy of one
+    bit for each value.
+    """
 
     kind: ClassVar[int] = 6
     bits: ClassVar[int] = 1
+    chunk_values: ClassVar[int] = signs.CHUNK_VALUES
+    written: SignsWritten | None = field(default=None, compare=False, repr=False)
 
-    def encode(self, values: Array, steps: Array, codes: Array, rounded: Array) -> None:
-        """See `Stepped.encode`."""
-        fields.encode_signs(values, steps, codes, rounded)
+    @classmethod
+    def fitting(cls, values: Array) -> Sign | None:
+        """The code of these values; None if one of them is not finite as float32, or has not that many bits."""
+        if values.itemsize < 4:
+            return None
+        with np.errstate(over="ignore"):  # too large a one is infinite then
+            singles = values.astype(np.float32, copy=False)
+        code = cls(values.size)
+        written = SignsWritten(np.zeros(code.num_words, np.uint64), np.empty(values.size, np.float32))
+        steps, room = code._parts(written.words)
+        finite = signs.encode(singles, steps, room.view(np.uint32), written.rounded)
+        return cls(values.size, written) if finite else None
 
-    def pack(self, codes: Array, data: Array) -> None:
-        """See `Stepped.pack`."""
-        signs = np.packbits(codes < 0, bitorder="little")
-        data[: signs.size] = signs
+    def cleared(self, words: Array) -> Array:
+        """See `Code.cleared`: all words are written over."""
+        return words
 
-    def unpacked(self, data: Array) -> Array:
-        """See `Stepped.unpacked`."""
-        bits = np.unpackbits(data, count=self.count, bitorder="little")
-        return (1 - 2 * bits.view(np.int8)).astype(np.int8, copy=False)
+    def write(self, values: Array, words: Array) -> Array:
+        """See `ValueCode.write`."""
+        assert self.written is not None, "a code that is written is made by `fitting`"
+        words[:] = self.written.words
+        return self.written.rounded.astype(values.dtype, copy=False)
+
+    def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
+        """See `ValueCode.read`."""
+        steps, room = self._parts(words)
+        values = np.empty(self.count, np.float32)
+        signs.decode(steps, room.view(np.uint32), values)
+        return values.astype(dtype, copy=False)

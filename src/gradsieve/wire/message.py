@@ -35,7 +35,7 @@ HEADER_WORDS = 8
 OVERHEAD_BYTES = 8 * (HEADER_WORDS + 1)
 
 _MAGIC = 0x6753  # "gS"
-_VERSION = 3
+_VERSION = 4
 _END_MARK = 0x6576656973  # "sieve"
 _VALUE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -103,13 +103,14 @@ class Codec:
 
     def pack(self, vector: SparseVector, expected: Expected, low: int, note: Array = NO_NOTE) -> Packed:
         """A message with the entries of a vector, none of which has an index below `low`."""
-        indices, values = vector.indices.cpu().numpy(), _as_array(vector.values)
-        index_code = index_codes.INDEX_CODES[self.indices](indices, low)
+        values = _as_array(vector.values)
+        index_code = self._index_code(vector, low)
         value_code = value_codes.chosen(self.values, values)
         edges = _edges(index_code, value_code, note.size)
         words = np.empty(edges[-1] + 1, np.uint64)
         words[:HEADER_WORDS].view(np.int64)[:] = np.array(_header(vector, expected, low, index_code, value_code, note))
-        index_code.write(indices, low, index_code.cleared(words[edges[0] : edges[1] + 1]))
+        if index_code.num_words:
+            index_code.write(_indices(vector), low, index_code.cleared(words[edges[0] : edges[1] + 1]))
         seen = value_code.write(values, value_code.cleared(words[edges[1] : edges[2]]))
         words[edges[2] : edges[3]] = 0
         words[edges[2] : edges[3]].view(np.float32)[: note.size] = note
@@ -118,7 +119,13 @@ class Codec:
         if seen is values:
             return Packed(message, vector)
         rounded = torch.from_numpy(seen).to(vector.values.device)
-        return Packed(message, SparseVector.trusted((vector.indices, rounded), vector.numel))
+        return Packed(message, vector.with_values([rounded]))
+
+    def _index_code(self, vector: SparseVector, low: int) -> IndexCode:
+        """A run is written as one, whatever the code for other vectors is: its indices take nothing."""
+        if vector.is_run and vector.nnz:
+            return index_codes.Run(vector.span[0] - low)
+        return index_codes.INDEX_CODES[self.indices](_indices(vector), low)
 
     def unpack(self, message: Tensor, expected: Expected, low: int, high: int, source: int) -> Arrived:
         """See `unpack`: a message says itself how it is written."""
@@ -188,18 +195,22 @@ class _Reader:
         return index_code, value_code
 
     def vector(self, index_code: IndexCode, value_code: ValueCode, edges: list[int], high: int) -> SparseVector:
-        header, itemsize = self.header, index_dtype(self.header.numel).itemsize
-        words, integer = self.words[edges[0] : edges[1] + 1], np.dtype(f"i{itemsize}")
-        indices = index_code.decoded(words, header.low, high, header.num_entries, integer)
-        if indices is None:
-            raise self.malformed(f"indices that do not rise strictly within [{self.header.low}, {high})")
-        dtype = self.expected.dtype
-        values = value_code.read(self.words[edges[1] : edges[2] + 1], _array_dtype(dtype))
-        entries = (
-            torch.from_numpy(indices).to(self.expected.device),
-            torch.from_numpy(values).view(dtype).to(self.expected.device),
-        )
-        return SparseVector.trusted(entries, self.header.numel)
+        header, expected = self.header, self.expected
+        words = self.words[edges[0] : edges[1] + 1]
+        if isinstance(index_code, index_codes.Run):
+            indices = None
+            fits = index_code.fits(header.low, high, header.num_entries)
+        else:
+            integer = np.dtype(f"i{index_dtype(header.numel).itemsize}")
+            indices = index_code.decoded(words, header.low, high, header.num_entries, integer)
+            fits = indices is not None
+        if not fits:
+            raise self.malformed(f"indices that do not rise strictly within [{header.low}, {high})")
+        decoded = value_code.read(self.words[edges[1] : edges[2] + 1], _array_dtype(expected.dtype))
+        values = torch.from_numpy(decoded).view(expected.dtype).to(expected.device)
+        if isinstance(index_code, index_codes.Run):
+            return SparseVector.run(values, header.low + index_code.start, header.numel)
+        return SparseVector.trusted((torch.from_numpy(indices).to(expected.device), values), header.numel)
 
     def malformed(self, what: str) -> MessageError:
         return MessageError(f"rank {self.expected.rank}: malformed message from rank {self.source}: {what}")
@@ -226,6 +237,11 @@ def _header(
 def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """NumPy has no bfloat16: half precision travels as the integers of its bits."""
     return np.dtype({torch.float32: np.float32, torch.float64: np.float64}.get(dtype, np.int16))
+
+
+def _indices(vector: SparseVector) -> Array:
+    array: Array = vector.indices.cpu().numpy()
+    return array
 
 
 def _as_array(values: Tensor) -> Array:

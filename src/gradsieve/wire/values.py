@@ -8,7 +8,7 @@
 | `bf16` | 16, mostly 10 to 12 | likewise |
 | `fp16` | 16 | |
 | `int8`, `int4` | 8, 4 | multiples of a step that 128 values share |
-| `sign` | 1 | the mean magnitude that 128 values share |
+| `sign` | 1 | the mean magnitude that 1,024 values share |
 
 What rounding takes away is known to the sender, who keeps it: see `Channel`. Values that a code cannot hold (not
 finite, or too large) make the whole message travel exact, so that nothing is lost and a NaN reaches everybody.
@@ -175,6 +175,8 @@ def chosen(name: str, values: Array) -> ValueCode:
         return Native(values.size, values.itemsize)
     if code is None or values.size == 0 or (code is Single and values.itemsize <= 4):
         return _exact(values)
+    if code is Sign:
+        return Sign.fitting(values) or _exact(values)
     span = _span(values)
     if span is None or not span.view(np.float32)[1] <= code.largest:
         return _exact(values)

@@ -39,8 +39,7 @@ from gradsieve.lab.peers import PEERS
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker, threads_per_worker
 from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
-from gradsieve.recipes import RECIPES, Recipe, recipe
-from gradsieve.wire import Codec
+from gradsieve.recipes import OWN, RECIPES, Recipe, recipe
 
 DENSE_WARMUP_STEPS = 2
 
@@ -72,7 +71,7 @@ class ReducePlan:
     repeats: int
     networks: Sequence[str] = (LOOPBACK,)  # or `1gbit`, `1gbit+5ms`: every rank in a host of its own
     peers: Sequence[str] = ()
-    values: Sequence[str] = ("exact",)  # codes; a recipe that has none, such as dense, runs once
+    values: Sequence[str] = (OWN,)  # codes; a recipe that has none, such as dense, runs once
 
 
 class Cell(NamedTuple):
@@ -90,11 +89,12 @@ class Cell(NamedTuple):
     @property
     def mixtures(self) -> dict[str, tuple[str, str]]:
         """Recipes with codes, by the name they have in the contest."""
-        return {
-            name if code == "exact" else f"{name} {code}": (name, code)
-            for name in self.recipes
-            for code in (self.values if name != "dense" else ("exact",))
-        }
+        mixed = {}
+        for name in self.recipes:
+            own = recipe(name).reducer.codec.values
+            for code in self.values if name != "dense" else (OWN,):
+                mixed[name if code in (OWN, own) else f"{name} {code}"] = name, own if code == OWN else code
+        return mixed
 
 
 class RecipeContender:
@@ -161,7 +161,7 @@ def _check(plan: ReducePlan) -> None:
     for name in plan.recipes:
         RECIPES[name]
     for code in plan.values:
-        Codec(values=code)
+        recipe("oktopk", values=code)
     for name in plan.peers:
         PEERS[name]
     check_networks(plan.networks, max(plan.ranks))

@@ -11,7 +11,7 @@ from gradsieve.feedback import MomentumResidual, NoFeedback
 from gradsieve.lab.peers import PEERS, Peer
 from gradsieve.lab.workloads.optimizer import OptimizerSetting, Sgd
 from gradsieve.lab.workloads.workload import Preset
-from gradsieve.recipes import RECIPES, Recipe, recipe
+from gradsieve.recipes import OWN, RECIPES, Recipe, recipe
 from gradsieve.registry import Registry
 from gradsieve.schedules import Constant, Schedule, Steps
 
@@ -45,14 +45,16 @@ class Exchange:
 
     recipe: str
     density: float | None = None  # share of entries that is sent; None is the preset's, with its warm-up
-    values: str = "exact"  # how values are written; fewer bits send less
+    values: str = OWN  # how values are written; fewer bits send less; `own` is replaced by the recipe's code
     dense_steps: int = 0  # steps at the start that send everything; more is safer, and slower
     group_mb: float | None = 25.0  # the most that is exchanged as one; less overlaps sooner, None is the whole model
     rate: float | None = None  # base learning rate of its own; None is the run's
 
     def __post_init__(self) -> None:
         base = EXCHANGES[self.recipe]
-        recipe(base, values=self.values)
+        made = recipe(base, values=self.values)
+        if self.values == OWN:
+            object.__setattr__(self, "values", made.reducer.codec.values)
         if self.density is not None and not 0 < self.density <= 1:
             raise InputError(f"density must be in (0, 1], got {self.density}")
         if self.dense_steps < 0:
@@ -75,7 +77,8 @@ class Exchange:
     @property
     def label(self) -> str:
         """For tables and plots."""
-        return self.name if self.values == "exact" else f"{self.name} {self.values}"
+        own = recipe(EXCHANGES[self.recipe]).reducer.codec.values
+        return self.name if self.values == own else f"{self.name} {self.values}"
 
     def num_dense_steps(self, total_steps: int) -> int:
         """Steps of a run that send everything before this begins."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -14,20 +13,20 @@ from torch import Tensor
 from gradsieve.errors import InputError
 from gradsieve.kernels import Entries, index_dtype, kernels
 
-ADDED_AT_ONCE = 8  # vectors to wait for before adding: more saves passes, fewer overlaps better with receiving
-
 
 @dataclass(frozen=True, eq=False)
 class SparseVector:
     """`values` at strictly increasing `indices` of a vector of `numel` entries; the rest is zero.
 
-    The constructor checks what it is given. A vector that has every entry holds no indices in memory: make it with
-    `SparseVector.full(values)`, and `indices` is computed when asked for.
+    The constructor checks what it is given. A run, whose indices follow each other without a gap, holds no indices in
+    memory: make it with `SparseVector.run(values, start, numel)`, or with `SparseVector.full(values)` if it has every
+    entry. Its `indices` are computed when asked for.
     """
 
     _indices: Tensor | None
     values: Tensor
     numel: int
+    _start: int  # of a run
 
     def __init__(self, indices: Tensor, values: Tensor, numel: int) -> None:
         checked = _checked(indices, values, numel)
@@ -41,11 +40,18 @@ class SparseVector:
         return vector
 
     @classmethod
-    def full(cls, values: Tensor) -> SparseVector:
-        """Every entry of a dense vector, zeros included, without index arrays and without a copy."""
+    def run(cls, values: Tensor, start: int, numel: int) -> SparseVector:
+        """Entries `[start, start + values.numel())`, zeros included, without index arrays and without a copy."""
+        if values.dim() != 1 or not 0 <= start <= numel - values.numel():
+            raise InputError(f"a run must lie in [0, {numel}), got shape {tuple(values.shape)} from {start} on")
         vector = object.__new__(cls)
-        vector._set(None, values, values.numel())
+        vector._set(None, values, numel, start)
         return vector
+
+    @classmethod
+    def full(cls, values: Tensor) -> SparseVector:
+        """Every entry of a dense vector: the run of all entries."""
+        return cls.run(values, 0, values.numel())
 
     @classmethod
     def empty(cls, numel: int, like: Tensor) -> SparseVector:
@@ -55,7 +61,14 @@ class SparseVector:
 
     @classmethod
     def concatenate(cls, parts: Sequence[SparseVector]) -> SparseVector:
-        """Parts of one vector whose index ranges follow each other."""
+        """Parts of one vector whose index ranges follow each other; runs without a gap between them give a run."""
+        from gradsieve.vector.deferred import Chain
+
+        filled = [part for part in parts if part.nnz] or parts[:1]
+        if len(filled) == 1:
+            return filled[0]
+        if all(a.is_run and b.is_run and a.span[1] == b.span[0] for a, b in pairwise(filled)):
+            return Chain(filled)
         joined = kernels(parts[0].values).joined
         entries = joined([part.indices for part in parts]), joined([part.values for part in parts])
         return cls.trusted(entries, parts[0].numel)
@@ -64,7 +77,7 @@ class SparseVector:
     def indices(self) -> Tensor:
         """Strictly increasing positions."""
         if self._indices is None:
-            return torch.arange(self.numel, dtype=index_dtype(self.numel), device=self.values.device)
+            return torch.arange(*self.span, dtype=index_dtype(self.numel), device=self.values.device)
         return self._indices
 
     @property
@@ -78,9 +91,29 @@ class SparseVector:
         return self.values.numel()
 
     @property
+    def is_run(self) -> bool:
+        """Whether the entries follow each other without a gap, and indices are implied."""
+        return self._indices is None
+
+    @property
     def is_full(self) -> bool:
         """Whether every entry is stored and indices are implied."""
-        return self._indices is None
+        return self.is_run and self.nnz == self.numel
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The range of indices that has all entries: of a run its own, of other vectors the whole."""
+        return (self._start, self._start + self.nnz) if self.is_run else (0, self.numel)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The first index and the one after the last; there must be entries."""
+        return self.span if self.is_run else (int(self.indices[0]), int(self.indices[-1]) + 1)
+
+    @property
+    def blocks(self) -> Sequence[SparseVector]:
+        """Vectors that this one is when they are laid end to end."""
+        return (self,)
 
     def __repr__(self) -> str:
         kind = str(self.values.dtype).removeprefix("torch.")
@@ -88,8 +121,6 @@ class SparseVector:
 
     def to_dense(self) -> Tensor:
         """A new dense tensor of `numel` entries."""
-        if self.is_full:
-            return self.values.clone()
         dense = torch.empty(self.numel, dtype=self.values.dtype, device=self.values.device)
         self.write_to_(dense)
         return dense
@@ -97,18 +128,25 @@ class SparseVector:
     def write_to_(self, dense: Tensor) -> None:
         """Overwrite a dense tensor with this vector, zeros included."""
         self._check_room(dense)
-        if self.is_full:
-            dense.copy_(self.values)
+        if self.is_run:
+            start, stop = self.span
+            dense[:start].zero_()
+            dense[stop:].zero_()
+            self._copy_to_(dense[start:stop])
         else:
             kernels(dense, self.values).write_sparse_(dense, self.indices, self.values)
 
     def put_in_(self, dense: Tensor) -> None:
         """Overwrite the entries of a dense tensor that this vector has."""
         self._check_room(dense)
-        if self.is_full:
-            dense.copy_(self.values)
+        if self.is_run:
+            self._copy_to_(dense[slice(*self.span)])
         else:
             kernels(dense, self.values).put_(dense, self.indices, self.values)
+
+    def _copy_to_(self, target: Tensor) -> None:
+        """Overwrite a tensor of as many entries with the values."""
+        target.copy_(self.values)
 
     def top(self, k: int) -> tuple[SparseVector, SparseVector]:
         """The k entries of largest magnitude, and the others; among equals the lower index is kept."""
@@ -123,17 +161,26 @@ class SparseVector:
 
     def split(self, bounds: Sequence[int]) -> list[SparseVector]:
         """Cut at index bounds (offsets, one more than parts): part i has the indices in `[bounds[i], bounds[i+1])`."""
-        edges = list(bounds) if self.is_full else _places(self.indices, bounds)
-        indices = self.indices
+        if self.is_run:
+            start, stop = self.span
+            ends = [min(max(bound, start), stop) for bound in bounds]
+            return [SparseVector.run(self.values[a - start : b - start], a, self.numel) for a, b in pairwise(ends)]
+        edges, indices = _places(self.indices, bounds), self.indices
         return [SparseVector.trusted((indices[a:b], self.values[a:b]), self.numel) for a, b in pairwise(edges)]
 
     def with_values(self, parts: Sequence[Tensor]) -> SparseVector:
         """Other values, in parts that follow each other, at the same indices."""
+        if self.is_run:
+            starts = accumulate((part.numel() for part in parts), initial=self._start)
+            runs = [SparseVector.run(part, at, self.numel) for at, part in zip(starts, parts, strict=False)]
+            return SparseVector.concatenate(runs)
         return SparseVector.trusted((self.indices, kernels(self.values).joined(parts)), self.numel)
 
     def without(self, other: SparseVector) -> SparseVector:
         """The entries at indices that `other` does not have."""
-        if other.is_full:
+        from gradsieve.vector.deferred import Remainder
+
+        if other._covers(self):
             return SparseVector.empty(self.numel, self.values)
         return Remainder(self, kernels(self.values).shared(self.indices, other.indices))
 
@@ -148,8 +195,12 @@ class SparseVector:
 
     def beyond(self, seen: SparseVector) -> SparseVector:
         """What this vector has more than `seen`, which is it or a rounded copy of it."""
+        from gradsieve.vector.deferred import Difference
+
         if seen is self:
             return SparseVector.empty(self.numel, self.values)
+        if self.is_run:
+            return Difference(self, seen)
         return SparseVector.trusted(kernels(self.values).beyond(self.entries, seen.values), self.numel)
 
     def undelivered(self, seen: SparseVector, total: SparseVector) -> SparseVector:
@@ -157,11 +208,20 @@ class SparseVector:
 
         The entries that `total` does not have, and of those it has what was rounded away.
         """
+        from gradsieve.vector.deferred import Remainder
+
         if seen is self:
             return self.without(total)
-        if total.is_full:
+        if total._covers(self):
             return self.beyond(seen)
         return Remainder(self, *kernels(self.values).rounded_off(self.entries, seen.values, total.indices))
+
+    def _covers(self, other: SparseVector) -> bool:
+        """Whether this is a run that has every index of `other`."""
+        if not self.is_run or other.nnz == 0:
+            return other.nnz == 0
+        start, stop = other.extent
+        return self.span[0] <= start and stop <= self.span[1]
 
     def _check_room(self, dense: Tensor) -> None:
         if dense.shape != (self.numel,) or not dense.is_contiguous():
@@ -170,93 +230,11 @@ class SparseVector:
                 f"got shape {tuple(dense.shape)}, stride {dense.stride()}"
             )
 
-    def _set(self, indices: Tensor | None, values: Tensor, numel: int) -> None:
+    def _set(self, indices: Tensor | None, values: Tensor, numel: int, start: int = 0) -> None:
         object.__setattr__(self, "_indices", indices)
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "numel", numel)
-
-
-class Deferred(SparseVector):
-    """A vector that is known by what it is made of: `entries`, which each kind makes if asked for, is all it has."""
-
-    @property
-    def indices(self) -> Tensor:
-        """See `SparseVector.indices`."""
-        return self.entries[0]
-
-    @property
-    def values(self) -> Tensor:
-        """See `SparseVector.values`."""
-        return self.entries[1]
-
-    @property
-    def is_full(self) -> bool:
-        """See `SparseVector.is_full`."""
-        return False
-
-
-class Remainder(Deferred):
-    """Another vector but for some entries: to settle a step, those are enough."""
-
-    _whole: SparseVector
-    _places: Tensor
-    _left: Tensor | None
-
-    def __init__(self, whole: SparseVector, places: Tensor, left: Tensor | None = None) -> None:
-        object.__setattr__(self, "_whole", whole)
-        object.__setattr__(self, "_places", places)
-        object.__setattr__(self, "_left", left)
-        object.__setattr__(self, "numel", whole.numel)
-
-    @cached_property
-    def entries(self) -> Entries:
-        """See `SparseVector.entries`."""
-        untouched = kernels(self._whole.values).exclude(self._whole.entries, self._places)
-        if self._left is None:
-            return untouched
-        stays = self._left != 0
-        left = self._places[stays], self._left[stays]
-        return add(SparseVector.trusted(part, self.numel) for part in (untouched, left)).entries
-
-    def changed_of(self, whole: SparseVector) -> tuple[Tensor, Tensor | None] | None:
-        """See `SparseVector.changed_of`."""
-        return (self._places, self._left) if whole is self._whole else None
-
-
-class Sum(Deferred):
-    """Several vectors."""
-
-    _parts: tuple[SparseVector, ...]
-
-    def __init__(self, parts: Sequence[SparseVector]) -> None:
-        object.__setattr__(self, "_parts", tuple(parts))
-        object.__setattr__(self, "numel", parts[0].numel)
-
-    @cached_property
-    def entries(self) -> Entries:
-        """See `SparseVector.entries`."""
-        return add(self._parts).entries
-
-    @property
-    def parts(self) -> Sequence[SparseVector]:
-        """See `SparseVector.parts`."""
-        return self._parts
-
-
-def add(vectors: Iterable[SparseVector]) -> SparseVector:
-    """The sum of one or more vectors, in the order given.
-
-    The order is part of the result: floating-point sums depend on it, so every rank that repeats a sum must give the
-    vectors in the same order. Vectors may arrive while earlier ones are being added: a few at a time are.
-    """
-    waiting: list[SparseVector] = []
-    for vector in vectors:
-        waiting.append(vector)
-        if len(waiting) == ADDED_AT_ONCE:
-            waiting = [_sum(waiting)]
-    if not waiting:
-        raise InputError("add needs at least one vector, got none")
-    return _sum(waiting)
+        object.__setattr__(self, "_start", start)
 
 
 def _places(indices: Tensor, bounds: Sequence[int]) -> list[int]:
@@ -266,18 +244,6 @@ def _places(indices: Tensor, bounds: Sequence[int]) -> list[int]:
         return list(map(int, np.searchsorted(array, np.array(bounds, array.dtype))))
     targets = torch.tensor(bounds, dtype=indices.dtype, device=indices.device)
     return list(map(int, torch.searchsorted(indices, targets)))
-
-
-def _sum(vectors: list[SparseVector]) -> SparseVector:
-    numel = vectors[0].numel
-    for vector in vectors:
-        if vector.numel != numel:
-            raise InputError(f"cannot add vectors of different length: {numel} and {vector.numel}")
-    filled = [vector for vector in vectors if vector.nnz] or vectors[:1]
-    if len(filled) == 1:
-        return filled[0]
-    entries = kernels(*(vector.values for vector in filled)).sum_runs([vector.entries for vector in filled])
-    return SparseVector.trusted(entries, numel)
 
 
 def _checked(indices: Tensor, values: Tensor, numel: int) -> Tensor:
