@@ -12,7 +12,7 @@ from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
 from gradsieve.feedback import NoFeedback, Residual
 from gradsieve.groups import Group
-from gradsieve.pieces import Pieces
+from gradsieve.pieces import Piece, Pieces
 from gradsieve.pipeline import Exchanged, Pipeline, PipelineState, entries_to_keep
 from gradsieve.recipes import Recipe
 from gradsieve.updates.drift import Drift
@@ -61,23 +61,30 @@ class UpdateEngine(Engine):
 class SharedPieces(Pieces):
     """A group's part of the shared model. The mean is held back until the step counts."""
 
-    _mean: SparseVector | None = None
+    _mean: Sequence[SparseVector] = ()  # in blocks that follow each other
 
     def write_mean_(self, total: SparseVector, size: int) -> None:
         """Remember the mean, in memory of its own: `total` may lie in a vector that is about to be reused."""
-        mean = total.values / size
-        self._mean = (
-            SparseVector.full(mean) if total.is_full else SparseVector.trusted((total.indices, mean), total.numel)
-        )
+        if total.is_run:
+            runs = [(block.values / size, block.span[0]) for block in total.blocks]
+            self._mean = [SparseVector.run(values, start, total.numel) for values, start in runs]
+        else:
+            self._mean = [SparseVector.trusted((total.indices, total.values / size), total.numel)]
 
     def move_(self) -> None:
         """Subtract the mean from the shared model."""
-        assert self._mean is not None, "a group is exchanged before it is committed"
-        for piece, part in zip(self, self._cut(self._mean), strict=True):
-            if part.is_full:
-                piece.values.sub_(part.values)
-            else:
-                piece.values.index_add_(0, part.indices, part.values.to(piece.values.dtype), alpha=-1)
+        for mean in self._mean:
+            for piece, part in zip(self, mean.split([0, *(piece.stop for piece in self)]), strict=True):
+                _subtract_(piece, part)
+
+
+def _subtract_(piece: Piece, part: SparseVector) -> None:
+    if part.is_run:
+        start, stop = (at - piece.start for at in part.span)
+        if start < stop:
+            piece.values[start:stop].sub_(part.values)
+    else:
+        piece.values.index_add_(0, part.indices - piece.start, part.values.to(piece.values.dtype), alpha=-1)
 
 
 def for_updates(settings: Settings) -> Settings:

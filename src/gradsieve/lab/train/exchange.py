@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gradsieve.ddp.entry import DEFAULT_UPDATE_DENSITY
 from gradsieve.errors import InputError
-from gradsieve.feedback import MomentumResidual, NoFeedback
+from gradsieve.feedback import MomentumResidual, NoFeedback, Residual
 from gradsieve.lab.peers import PEERS, Peer
 from gradsieve.lab.workloads.optimizer import OptimizerSetting, Sgd
 from gradsieve.lab.workloads.workload import Preset
@@ -16,11 +17,13 @@ from gradsieve.registry import Registry
 from gradsieve.schedules import Constant, Schedule, Steps
 
 DENSE = "dense"
+ONEBIT = "onebit"
 WITHOUT = "-nofeedback"
 CORRECTED = "-momentum"
 PLAIN = "-nomomentum"
 LAZY = "-lazy"
-VARIANTS = (WITHOUT, CORRECTED, PLAIN, LAZY)
+UPDATES = "-updates"
+VARIANTS = (WITHOUT, CORRECTED, PLAIN, LAZY, UPDATES)
 DENSE_VARIANTS = (PLAIN, LAZY)
 
 EXCHANGES: Registry[str] = Registry(
@@ -33,8 +36,8 @@ EXCHANGES: Registry[str] = Registry(
     },
 )
 """Every recipe; every one without error feedback, to show what feedback is for; with DGC's momentum correction; without
-the optimizer's momentum, at the rate that momentum comes to; with an Adam that counts deliveries; to the recipe's own
-name. And the peers, which have none of it.
+the optimizer's momentum, at the rate that momentum comes to; with an Adam that counts deliveries; with updates
+exchanged instead of gradients; to the recipe's own name. And the peers, which have none of it.
 """
 RATE_MARK = "@"
 
@@ -61,6 +64,11 @@ class Exchange:
             raise InputError(f"dense steps must not be negative, got {self.dense_steps}")
         if self.rate is not None and not (self.rate > 0 and math.isfinite(self.rate)):
             raise InputError(f"rate of {self.recipe} must be positive, got {self.rate}")
+
+    @property
+    def of_updates(self) -> bool:
+        """Whether every rank steps on its own gradient and the ranks exchange what the optimizer did."""
+        return self.recipe.endswith(UPDATES)
 
     @property
     def peer(self) -> Peer | None:
@@ -90,6 +98,8 @@ class Exchange:
         made = replace(preset.sieve, recipe=base).build()
         coded = recipe(base, values=self.values)
         made = replace(made, reducer=replace(made.reducer, codec=coded.reducer.codec))
+        if self.of_updates:
+            return replace(made, feedback=Residual())
         if isinstance(made.feedback, MomentumResidual) or self.recipe.endswith(CORRECTED):
             momentum = 0.0 if self.recipe.endswith(PLAIN) else _momentum(preset.optimizer)
             made = replace(made, feedback=MomentumResidual(momentum))
@@ -113,6 +123,8 @@ class Exchange:
         """A density that was asked for holds throughout; the preset's comes after its warm-up."""
         if self.density is not None:
             return Constant(self.density, self.dense_steps)
+        if EXCHANGES[self.recipe] == ONEBIT:
+            return Constant(DEFAULT_UPDATE_DENSITY, self.dense_steps)
         densities = (*preset.sieve.warmup, preset.sieve.density)
         if len(densities) == 1:
             return Constant(densities[0], self.dense_steps)

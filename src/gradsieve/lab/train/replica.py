@@ -159,12 +159,14 @@ class Replica:
         made = self.plan.exchange.build(self.preset)
         if self.probe is not None:
             made = probed(made, self.probe)
+        updates = self.plan.exchange.of_updates
         return attach(
             self.model,
             made,
             density=self.schedule,
+            optimizer=self.optimizer if updates else None,
             group_mb=self.plan.exchange.group_mb,
-            local_clip_norm=self._local_clip_norm(),
+            local_clip_norm=None if updates else self._local_clip_norm(),
         )
 
     def _local_clip_norm(self) -> float | None:
@@ -207,7 +209,7 @@ class Replica:
         interval.skipped += changes[3]
 
     def _update(self) -> None:
-        if self.preset.clip_norm is not None and self.sieve is None:
+        if self.preset.clip_norm is not None and (self.sieve is None or self.plan.exchange.of_updates):
             torch.nn.utils.clip_grad_norm_(self.bare.parameters(), self.preset.clip_norm)
         self.optimizer.step()
         if self.peer is not None:
