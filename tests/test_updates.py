@@ -26,6 +26,8 @@ CHECKS = [
     "a_model_that_is_not_finite_is_not_spread",
     "half_precision_parameters_keep_small_moves",
     "drift_of_the_shared_model_is_found",
+    "diloco_averages_every_so_many_steps",
+    "forgotten_residuals_are_the_third_term_of_the_law",
     "what_does_not_go_with_updates_is_refused",
 ]
 

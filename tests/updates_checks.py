@@ -239,6 +239,63 @@ def drift_of_the_shared_model_is_found(rank: int) -> None:
     sieve.close()
 
 
+def diloco_averages_every_so_many_steps(rank: int) -> None:
+    """Dense, every second step, Nesterov: as computed by hand from the ranks' own gradients."""
+    outer = gradsieve.Outer(local_steps=2, rate=0.5, momentum=0.25)
+    model, sieve, optimizer = started(
+        "dense", 1.0, net=Whole(torch.float64), make=lambda p: torch.optim.SGD(p, lr=1.0), outer=outer
+    )
+    shared = {name: torch.zeros(p.numel(), dtype=torch.float64) for name, p in model.module.named_parameters()}
+    velocity = {name: torch.zeros_like(value) for name, value in shared.items()}
+    moved = {name: torch.zeros_like(value) for name, value in shared.items()}
+    for step in range(7):
+        optimizer.zero_grad()
+        model(whole_grads(model.module, 10 * step + rank)).backward()
+        if step % 2 == 1:  # an exchange delivers the steps before this one
+            for name, mean in moved.items():
+                dist.all_reduce(mean)
+                mean /= 4
+                velocity[name] = 0.25 * velocity[name] + mean
+                shared[name] -= 0.5 * (mean + 0.25 * velocity[name])
+                mean.zero_()
+        for name, parameter in model.module.named_parameters():
+            moved[name] += parameter.grad.flatten()
+        optimizer.step()
+        for name, value in shared.items():
+            assert torch.equal(sieve.shared_parameters()[name], value), (step, name)
+            assert torch.equal(sieve.engine.offset(name), moved[name]), (step, name)
+    assert sieve.stats.steps == 3
+    sieve.close()
+
+
+def forgotten_residuals_are_the_third_term_of_the_law(rank: int) -> None:
+    """SparseLoCo: in = delivered + kept + forgotten, and all local steps begin at the shared model."""
+    outer = gradsieve.Outer(local_steps=2, decay=0.5, ahead=False)
+    model, sieve, optimizer = started(
+        "topka", 0.01, net=Whole(torch.float64), make=lambda p: torch.optim.SGD(p, lr=1.0), outer=outer
+    )
+    given = {name: torch.zeros(p.numel(), dtype=torch.float64) for name, p in model.module.named_parameters()}
+    forgotten = {name: torch.zeros_like(value) for name, value in given.items()}
+    for step in range(8):
+        optimizer.zero_grad()
+        loss = model(whole_grads(model.module, 10 * step + rank))
+        loss.backward()
+        if step % 2 == 1:
+            for name in given:  # half of what an exchange left over is forgotten: as much as is kept
+                forgotten[name] += sieve.engine.residual(name)
+            assert all(not sieve.engine.offset(name).any() for name in given)
+        for name, parameter in model.module.named_parameters():
+            given[name] += parameter.grad.flatten()
+        optimizer.step()
+    for name in given:
+        kept = sieve.engine.residual(name) + sieve.engine.offset(name)
+        total = forgotten[name] + kept - given[name]
+        dist.all_reduce(total)
+        delivered = -4 * sieve.shared_parameters()[name]
+        assert torch.allclose(total + delivered, torch.zeros_like(total), atol=1e-9), name
+    sieve.close()
+
+
 def what_does_not_go_with_updates_is_refused(rank: int) -> None:
     model = DistributedDataParallel(Net())
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
@@ -247,8 +304,11 @@ def what_does_not_go_with_updates_is_refused(rank: int) -> None:
         ("has none of the model's parameters", {"optimizer": other}),
         ("must be a torch.optim.Optimizer, got str", {"optimizer": "adam"}),
         ("local_clip_norm clips gradients", {"optimizer": own, "local_clip_norm": 1.0}),
-        ("holds the optimizer's momentum", {"optimizer": own, "recipe": "dgc"}),
-        ("density must be given when gradients are exchanged", {}),
+        ("holds the optimizer's momentum", {"optimizer": own, "recipe": "dgc", "density": 0.1}),
+        ("density must be given with recipe oktopk", {}),
+        ("density must be given with recipe topka", {"optimizer": own, "recipe": "topka"}),
+        ("local_steps and outer go with the exchange of updates", {"density": 0.1, "local_steps": 4}),
+        ("local_steps must be at least 1, got 0", {"optimizer": own, "local_steps": 0}),
     ):
         with pytest.raises(gradsieve.InputError, match=pattern):
             gradsieve.attach(model, **options)

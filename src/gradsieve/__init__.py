@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from gradsieve.stats import Seconds as Seconds
     from gradsieve.stats import Stats as Stats
     from gradsieve.stats import StepStats as StepStats
+    from gradsieve.updates import DILOCO as DILOCO
+    from gradsieve.updates import SPARSELOCO as SPARSELOCO
+    from gradsieve.updates import Outer as Outer
     from gradsieve.vector import SparseVector as SparseVector
     from gradsieve.wire import Codec as Codec
 
@@ -68,6 +71,7 @@ _HOMES = {
     "sieve": "Sieve",
     "sinks": "JsonLines Sink TensorBoard",
     "stats": "Seconds Stats StepStats",
+    "updates": "DILOCO Outer SPARSELOCO",
     "vector": "SparseVector",
     "wire": "Codec",
 }

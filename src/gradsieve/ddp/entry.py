@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,11 @@ from gradsieve import handshake
 from gradsieve.comm import CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout, twin_of
 from gradsieve.ddp.hook import Feed, exchange_hook
-from gradsieve.ddp.updates import UpdateFeed, UpdateSieve, bind, prepared, update_hook
+from gradsieve.ddp.updates import UpdateFeed, UpdateSieve, aware, bind, checked_optimizer, update_hook
 from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
-from gradsieve.groups import Group, cut_into_groups
+from gradsieve.groups import cut_into_groups
 from gradsieve.recipes import Recipe
 from gradsieve.recipes import recipe as named_recipe
 from gradsieve.rules import Rules
@@ -28,10 +28,10 @@ from gradsieve.scaling import Scaler, check_scaler
 from gradsieve.schedules import Schedule, as_schedule
 from gradsieve.sieve import Sieve
 from gradsieve.sinks import Sink
-from gradsieve.updates import LocalModel, UpdateEngine
-from gradsieve.updates.engine import for_updates
-from gradsieve.updates.model import shared_copies
+from gradsieve.updates import LocalModel, Outer, UpdateEngine, for_updates, shared_copies
 from gradsieve.worker import Worker
+
+T = TypeVar("T")
 
 DEFAULT_RECIPE = "oktopk"
 DEFAULT_UPDATE_RECIPE = "onebit"
@@ -46,6 +46,9 @@ def attach(
     *,
     density: float | Schedule | None = None,
     optimizer: Optimizer | None = None,
+    local_steps: int | None = None,
+    outer: Outer | None = None,
+    adapt: bool = True,
     rules: Rules | None = None,
     group_mb: float | None = DEFAULT_GROUP_MB,
     scaler: Scaler | None = None,
@@ -65,6 +68,9 @@ def attach(
         recipe: What to send and how to sum it; `"onebit"` for updates and `"oktopk"` for gradients if not given.
         density: Fraction of entries to send per step, or a schedule of it. Updates have a default, 0.5.
         optimizer: The optimizer that trains this model; given, updates are exchanged.
+        local_steps: Optimizer steps from exchange to exchange; 1 if not given. Updates only.
+        outer: How the shared model follows what is delivered (DiLoCo, SparseLoCo); plainly if not given. Updates only.
+        adapt: Whether Adam and AdamW are corrected for stepping on own gradients. Updates only.
         rules: Which parameters go dense; small and 1-D ones if not given.
         group_mb: The most that is selected from and sent as one. None is the whole model, as in the papers, and leaves
             nothing to overlap with backward.
@@ -89,32 +95,22 @@ def attach(
     unused = bool(model.find_unused_parameters or model.static_graph)
     chosen, schedule = _chosen(recipe, density, updates=optimizer is not None)
     settings = Settings(chosen, schedule, local_clip_norm, check_replicas_every, unused)
+    the_outer = _outer(optimizer, local_steps, outer)
     if optimizer is not None:
-        settings = for_updates(settings)
-        optimizer = prepared(optimizer, parameters, dist.get_world_size(model.process_group))
-    seconds = checked_timeout(model.process_group, timeout_seconds)
-    own_group = twin_of(model.process_group, seconds)
-    comm = CountingComm(TorchComm(own_group, timeout_seconds=seconds))
-    worker = Worker(own_group.group_name)
+        settings = for_updates(settings, the_outer)
+        optimizer = checked_optimizer(optimizer, parameters)
+    network = _Network.twin(model.process_group, timeout_seconds)
+    network.agree(groups[0].device, {**handshake.facts(groups, settings, the_rules), "outer": repr(the_outer)})
     names = {tensor: name for name, tensor in parameters.items()}
-
-    def agreed(make: Callable[[], Engine]) -> Engine:
-        """On the worker's thread: all calls on its process group come from there."""
-        try:
-            return worker.call(lambda: _agreed_engine(groups, settings, the_rules, comm, make))
-        except BaseException:
-            worker.close()
-            raise
-
     if optimizer is None:
-        sieve = Sieve(agreed(lambda: Engine(groups, settings, comm)), worker, own_group, sinks)
+        sieve = Sieve(network.engine(lambda: Engine(groups, settings, network.comm)), *network.ends, sinks)
         feed: Feed | UpdateFeed = Feed(sieve, names, scaler)
         model.register_comm_hook(feed, exchange_hook)
     else:
         local = LocalModel(parameters, shared_copies(parameters))
-        engine = agreed(lambda: UpdateEngine(groups, settings, comm, local.shared))
-        sieve = UpdateSieve(engine, worker, own_group, sinks)
-        sieve.follow(local, optimizer)
+        engine = network.engine(lambda: UpdateEngine(groups, settings, network.comm, local.shared, the_outer))
+        sieve = UpdateSieve(engine, *network.ends, sinks)
+        sieve.follow(local, aware(optimizer, network.comm.size) if adapt else optimizer)
         feed = UpdateFeed(sieve, names)
         bind(model.module, optimizer, local)
         model.register_comm_hook(feed, update_hook)
@@ -125,25 +121,57 @@ def attach(
 
 def _chosen(recipe: str | Recipe | None, density: float | Schedule | None, *, updates: bool) -> tuple[Recipe, Schedule]:
     """Recipe and schedule, with the defaults of what is exchanged."""
+    name = recipe or (DEFAULT_UPDATE_RECIPE if updates else DEFAULT_RECIPE)
     if density is None:
-        if not updates:
+        if not updates or name != DEFAULT_UPDATE_RECIPE:
             raise InputError(
-                "density must be given when gradients are exchanged, as in attach(model, density=0.01); with "
-                "attach(model, optimizer=optimizer) updates are exchanged, which have a default"
+                f"density must be given with recipe {name if isinstance(name, str) else type(name).__name__}, as in "
+                "attach(model, density=0.01); attach(model, optimizer=optimizer) exchanges updates and has a default"
             )
         density = DEFAULT_UPDATE_DENSITY
-    name = recipe or (DEFAULT_UPDATE_RECIPE if updates else DEFAULT_RECIPE)
     return name if isinstance(name, Recipe) else named_recipe(name), as_schedule(density)
 
 
-def _agreed_engine(
-    groups: tuple[Group, ...], settings: Settings, rules: Rules, comm: CountingComm, make: Callable[[], Engine]
-) -> Engine:
-    device = groups[0].device
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    handshake.compare(handshake.facts(groups, settings, rules), comm)
-    return make()
+def _outer(optimizer: Optimizer | None, local_steps: int | None, outer: Outer | None) -> Outer:
+    if optimizer is None and (local_steps, outer) != (None, None):
+        raise InputError("local_steps and outer go with the exchange of updates: give the optimizer as well")
+    return (outer or Outer()).every(local_steps)
+
+
+class _Network(NamedTuple):
+    """A process group, a comm and a thread of our own. All calls on the group come from that thread."""
+
+    group: dist.ProcessGroup
+    comm: CountingComm
+    worker: Worker
+
+    @classmethod
+    def twin(cls, group: dist.ProcessGroup, timeout_seconds: float | None) -> _Network:
+        seconds = checked_timeout(group, timeout_seconds)
+        own = twin_of(group, seconds)
+        return cls(own, CountingComm(TorchComm(own, timeout_seconds=seconds)), Worker(own.group_name))
+
+    @property
+    def ends(self) -> tuple[Worker, dist.ProcessGroup]:
+        return self.worker, self.group
+
+    def agree(self, device: torch.device, facts: Mapping[str, str]) -> None:
+        def compare() -> None:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            handshake.compare(facts, self.comm)
+
+        self._call(compare)
+
+    def engine(self, make: Callable[[], Engine]) -> Engine:
+        return self._call(make)
+
+    def _call(self, work: Callable[[], T]) -> T:
+        try:
+            return self.worker.call(work)
+        except BaseException:
+            self.worker.close()
+            raise
 
 
 def _check_model(model: Any) -> None:

@@ -40,9 +40,13 @@ class UpdateSieve(Sieve):
 
     def follow(self, local: LocalModel, optimizer: Optimizer) -> None:
         """Keep the local model and the optimizer whose updates are exchanged."""
-        assert isinstance(self.engine, UpdateEngine)
-        local.join(self.engine)
+        local.join(self._updates)
         self.local, self.optimizer = local, optimizer
+
+    @property
+    def _updates(self) -> UpdateEngine:
+        assert isinstance(self.engine, UpdateEngine)
+        return self.engine
 
     def shared_parameters(self) -> Mapping[str, Tensor]:
         """The shared model's parameters, flat, by name; the same on every rank, bit for bit."""
@@ -51,7 +55,15 @@ class UpdateSieve(Sieve):
     def state_dict(self) -> dict[str, Any]:
         """All this rank must know to go on exactly as it would have, its optimizer's state included."""
         ((key, own),) = super().state_dict().items()
-        return {key: {**own, OPTIMIZER_KEY: self.optimizer.state_dict()}}
+        engine = self._updates
+        return {
+            key: {
+                **own,
+                OPTIMIZER_KEY: self.optimizer.state_dict(),
+                "local_steps_done": engine.local_steps_done,
+                "outer": engine.outer_state(),
+            }
+        }
 
     def load_state_dict(self, states: Mapping[str, Any], *, keep: Keep = "mean") -> None:
         """Go on from what `state_dict` gave on this rank, or on all ranks of a run of another size.
@@ -65,8 +77,13 @@ class UpdateSieve(Sieve):
         if own is None:
             ordered = [states[key_of(rank, len(states))] for rank in range(len(states))]
             own = ordered[comm.rank % len(ordered)]
-        if OPTIMIZER_KEY in own:
-            self.optimizer.load_state_dict(own[OPTIMIZER_KEY])
+        if OPTIMIZER_KEY not in own:
+            raise InputError(
+                f"rank {comm.rank}: the state is of a run that exchanged gradients, this one exchanges updates"
+            )
+        self.optimizer.load_state_dict(own[OPTIMIZER_KEY])
+        self._updates.local_steps_done = own["local_steps_done"]
+        self._updates.load_outer_state(own["outer"])
         if self.local.is_ahead:
             self.local.exchanged()
 
@@ -88,7 +105,7 @@ class UpdateFeed:
         """One bucket of one backward pass, which goes back as it came."""
         self.has_run = True
         in_backward = torch._C._current_graph_task_id() != NO_GRAPH_TASK
-        if self._pass is None:
+        if bucket.index() == 0 and self.engine.is_due():
             self._pass = UpdatePass(self, joined=not in_backward)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
@@ -171,15 +188,20 @@ def bind(module: nn.Module, optimizer: Optimizer, local: LocalModel) -> None:
     optimizer.register_step_post_hook(call(LocalModel.rest))
 
 
-def prepared(optimizer: object, parameters: Mapping[str, Tensor], num_ranks: int) -> Optimizer:
-    """The optimizer, aware of how many ranks step on gradients of their own; or one sentence why it cannot be."""
+def checked_optimizer(optimizer: object, parameters: Mapping[str, Tensor]) -> Optimizer:
+    """The torch optimizer inside a framework's wrapper; or one sentence why it cannot train this model."""
     while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer  # a framework's wrapper
+        optimizer = optimizer.optimizer
     if not isinstance(optimizer, Optimizer):
         raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     if not any(id(tensor) in owned for tensor in parameters.values()):
         raise InputError("the optimizer has none of the model's parameters: give the one that trains this model")
+    return optimizer
+
+
+def aware(optimizer: Optimizer, num_ranks: int) -> Optimizer:
+    """The optimizer, told how many ranks step on own gradients; torch's Adam and AdamW are adapted in place."""
     if type(optimizer) in AWARE:
         adapt(optimizer)
     if isinstance(optimizer, OwnGradients):

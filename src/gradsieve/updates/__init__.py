@@ -10,7 +10,8 @@ Why: error feedback in front of an optimizer delays gradients. Directions of str
 Adam does not commute with it. Here nothing is delayed for the rank that computed it (`docs/optimizers.md`).
 """
 
-from gradsieve.updates.engine import UpdateEngine
-from gradsieve.updates.model import LocalModel
+from gradsieve.updates.engine import UpdateEngine, for_updates
+from gradsieve.updates.model import LocalModel, shared_copies
+from gradsieve.updates.outer import DILOCO, SPARSELOCO, Outer
 
-__all__ = ["LocalModel", "UpdateEngine"]
+__all__ = ["DILOCO", "SPARSELOCO", "LocalModel", "Outer", "UpdateEngine", "for_updates", "shared_copies"]

@@ -1,4 +1,4 @@
-"""Error feedback for updates: the residual is how far the local model is ahead of the shared one."""
+"""Error feedback for updates: the residual is the part of this rank's updates that was not delivered."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from torch import Tensor
 from gradsieve.feedback import Residual, ResidualState
 from gradsieve.kernels import Entries, kernels
 from gradsieve.pieces import Pieces
+from gradsieve.vector import SparseVector
 
 
 @dataclass(frozen=True)
 class Drift(Residual):
-    """A residual that grows when the optimizer steps (`LocalModel.rest`), not when it is exchanged."""
+    """A residual that grows when the optimizer steps (`LocalModel.rest`), not when it is exchanged.
+
+    With a decay below one the law has a third term: sent = delivered + kept + forgotten.
+    """
+
+    decay: float = 1.0  # share of the residual that is kept after an exchange; less forgets sooner
 
     def accumulate(
         self, grad: Pieces, out: Pieces, state: ResidualState, floor: float | None, expected: int
@@ -21,3 +27,12 @@ class Drift(Residual):
         """Copy the residual to the spare: nothing is added, and the residual stays whole until the step counts."""
         state.spare.copy_(state.residual)
         return state.spare, None if floor is None else kernels(state.spare).compact(state.spare, floor, expected)
+
+    def settle(
+        self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: ResidualState
+    ) -> ResidualState:
+        """See `Feedback.settle`; then forget."""
+        settled = super().settle(accumulated, grad, local, leftover, state)
+        if self.decay != 1:
+            settled.residual.mul_(self.decay)
+        return settled

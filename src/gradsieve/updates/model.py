@@ -1,10 +1,10 @@
-"""The local model of one rank: the shared model minus the residual.
+"""The local model of one rank: the shared model minus this rank's undelivered updates, its offset.
 
 At rest the parameters hold the shared model: what a user evaluates, saves or compares is the same on every rank, bit
 for bit. For a training step they go ahead to the local model:
-1. `ahead` before a forward pass with gradients: parameters = shared - residual
-2. `refresh` before the optimizer steps, since an exchange may have moved the shared model and the residual meanwhile
-3. `rest` after the optimizer's step: residual += distance the optimizer moved the parameters; parameters = shared
+1. `ahead` before a forward pass with gradients: parameters = shared - offset
+2. `refresh` before the optimizer steps, since an exchange may have moved the shared model and the offset meanwhile
+3. `rest` after the optimizer's step: offset += distance the optimizer moved the parameters; parameters = shared
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LocalModel:
         self._exchanged = False  # whether shared model or residual have changed since the parameters were written
 
     def join(self, engine: UpdateEngine) -> None:
-        """Take residuals from this engine from now on."""
+        """Take offsets from this engine from now on."""
         self._engine = engine
 
     @torch.no_grad()
@@ -51,14 +51,14 @@ class LocalModel:
 
     @torch.no_grad()
     def rest(self) -> None:
-        """Add the distance that the parameters have moved to the residual, and let them hold the shared model."""
+        """Add the distance that the parameters have moved to the offset, and let them hold the shared model."""
         if not self.is_ahead:
             return
         for name, parameter in self.parameters.items():
-            residual = self._residual(name, parameter)
+            offset = self._offset(name, parameter)
             # As rounded when it was written: so the distance is the optimizer's, to the last bit.
-            before = (self._shared(name, parameter) - residual).to(parameter.dtype)
-            residual.add_(before.sub_(parameter))
+            before = (self._shared(name, parameter) - offset).to(parameter.dtype)
+            offset.add_(before.sub_(parameter))
         self.is_ahead = False
         self._write_shared()
 
@@ -71,8 +71,7 @@ class LocalModel:
 
     def _write_local(self) -> None:
         for name, parameter in self.parameters.items():
-            local = self._shared(name, parameter) - self._residual(name, parameter)
-            parameter.copy_(local)
+            parameter.copy_(self._shared(name, parameter) - self._offset(name, parameter))
         self.is_ahead, self._exchanged = True, False
 
     def _write_shared(self) -> None:
@@ -82,9 +81,9 @@ class LocalModel:
     def _shared(self, name: str, parameter: Tensor) -> Tensor:
         return self.shared[name].view(parameter.shape)
 
-    def _residual(self, name: str, parameter: Tensor) -> Tensor:
+    def _offset(self, name: str, parameter: Tensor) -> Tensor:
         assert self._engine is not None, "a local model joins an engine first"
-        return self._engine.residual(name).view(parameter.shape)
+        return self._engine.offset(name).view(parameter.shape)
 
 
 def shared_copies(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
