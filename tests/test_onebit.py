@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradsieve import CountingComm, recipe, sparse_allreduce
 from gradsieve.comm import FRAME_BYTES, Comm
+from gradsieve.cost import run_words
 from gradsieve.testing import run_ranks
 from gradsieve.wire import OVERHEAD_BYTES
 
@@ -87,7 +88,8 @@ def test_bytes_are_a_bit_for_each_entry_both_ways(size: int) -> None:
         sparse_allreduce(gradient(comm.rank, 1, numel), "onebit", density=0.5, comm=counting, state=state)
         return counting.traffic.bytes_received
 
-    bits = 2 * k / 8 * (size - 1) / size
+    bits = 4 * run_words(size, k, bits=1)
+    assert bits == 2 * k / 8 * (size - 1) / size
     headers = 2 * (size - 1) * (OVERHEAD_BYTES + FRAME_BYTES + 16)  # steps and signs fill whole words
     for received in run_ranks(size, rank):
         steps = bits * 32 / 1024

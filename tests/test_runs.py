@@ -14,6 +14,9 @@ from gradsieve import InputError, SparseVector
 from gradsieve.feedback import MomentumResidual, Residual
 from gradsieve.pieces import Pieces
 from gradsieve.vector import Chain, Difference, add
+from gradsieve.wire import Codec
+from gradsieve.wire.message import Expected, unpack
+from gradsieve.wire.signed import Signed
 
 NUMEL = 20
 
@@ -171,3 +174,44 @@ def test_the_mean_of_a_run_is_written_to_pieces(lengths: list[int], clear: bool)
         pieces.is_clear = clear
         pieces.write_mean_(total, 4)
         assert torch.equal(torch.cat(parts), indexed(total).to_dense() / 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [2, 5, 20])
+def test_a_sum_of_runs_is_the_sum_with_indices_bit_for_bit(count: int, dtype: torch.dtype) -> None:
+    """Also of negative zeros, and over several blocks: ranks that add the same in either way must not drift apart."""
+    generator, numel = torch.Generator().manual_seed(count), 300_000
+    parts = [torch.randn(numel, generator=generator, dtype=torch.float64).to(dtype) for _ in range(count)]
+    for part in parts:
+        part[7] = -0.0
+    bits = torch.int32 if dtype == torch.float32 else torch.int64
+    summed = add(SparseVector.run(part, 0, numel) for part in parts)
+    with_indices = add(SparseVector(torch.arange(numel), part, numel) for part in parts)
+    assert torch.equal(summed.values.view(bits), with_indices.values.view(bits))
+
+
+@pytest.mark.parametrize("count", [1, 40, 1024, 5000, 300_001])
+def test_signs_are_decoded_to_where_they_are_needed(count: int) -> None:
+    """Each way gives what the decoded values give, bit for bit."""
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    sent, numel = SparseVector.run(values, 3, count + 5), count + 5
+    expected = Expected(rank=0, numel=numel, k=1, dtype=torch.float32, device=torch.device("cpu"))
+    packed = Codec("sign").pack(sent, expected, 3)
+    arrived = unpack(packed.message, expected, 3, numel, source=1).vector
+    assert isinstance(packed.seen, Signed)
+    assert isinstance(arrived, Signed)
+    decoded = SparseVector.run(arrived.values.clone(), 3, numel)
+    fresh = unpack(packed.message, expected, 3, numel, source=1).vector
+    assert same(packed.seen, decoded)
+    assert torch.equal(written(fresh, "put_in_"), written(decoded, "put_in_"))
+    assert torch.equal(written(sent.beyond(fresh), "put_in_"), written(sent.beyond(decoded), "put_in_"))
+    assert torch.equal(add([sent, fresh, fresh]).values, add([sent, decoded, decoded]).values)
+    assert torch.equal(add([fresh, sent]).values, add([decoded, sent]).values)
+    for lengths in ([numel], [2, numel - 2], [min(count, 3) + 1, numel - min(count, 3) - 1]):
+        means = []
+        for total in (fresh, decoded):
+            parts = [torch.full((length,), 9.0) for length in lengths]
+            Pieces(parts).write_mean_(total, 3)
+            means.append(torch.cat(parts))
+        assert torch.equal(*means)
+    assert fresh.all_finite()

@@ -31,6 +31,11 @@ def lower_bound_words(size: int, k: int) -> float:
     return 2 * k * (size - 1) / size
 
 
+def run_words(size: int, k: int, bits: int = 32) -> float:
+    """Received by a rank when all send the same run of k entries to equal regions, at so many bits a value."""
+    return 2 * k * bits / 32 * (size - 1) / size
+
+
 def rounds(size: int) -> int:
     """ceil(log2 size)."""
     return (size - 1).bit_length()
@@ -49,7 +54,10 @@ def topka(size: int, k: int, numel: int) -> Cost:
 
 
 def topkdsa(size: int, k: int, numel: int) -> Cost:
-    """A share of everybody's entries, then everybody's sums; the limit has all picks in one region."""
+    """A share of everybody's entries, then everybody's sums; the limit has all picks in one region.
+
+    For runs see `run_words`.
+    """
     width = -(-numel // size)
     sums = min(2 * k * size, numel)
     words = min(2 * k, numel) * (size - 1) / size + sums * (size - 1) / size

@@ -81,7 +81,9 @@ class Pieces:
                 piece.values[stop:].zero_()
             for block in total.blocks:
                 first, last = (min(max(at, piece.start), piece.stop) for at in block.span)
-                if first < last:
+                if first < last and (first, last) == block.span:
+                    block._mean_to_(piece.values[first - piece.start : last - piece.start], size)
+                elif first < last:
                     shared = block.values[first - block.span[0] : last - block.span[0]]
                     torch.div(shared, size, out=piece.values[first - piece.start : last - piece.start])
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gradsieve.comm import Comm
 from gradsieve.errors import InputError
-from gradsieve.kernels import kernels
 from gradsieve.pieces import Pieces
 from gradsieve.recipes import Recipe
 from gradsieve.reducers import Reduced
@@ -54,7 +53,7 @@ class Pipeline:
         """
         accumulated, local, selector_state = self._select(grad, k, state, out)
         (total, leftover), reducer_state = self._reduce(local, k, state)
-        finite = all(kernels(block.values).all_finite(block.values) for block in total.blocks)
+        finite = all(block.all_finite() for block in total.blocks)
         out.write_mean_(total, self.comm.size)
         settled = self.recipe.feedback.settle(accumulated, grad, local, leftover, state.feedback)
         return Exchanged(PipelineState(settled, selector_state, reducer_state), finite, local.nnz, total.nnz)

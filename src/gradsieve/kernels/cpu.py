@@ -19,7 +19,6 @@ from gradsieve.kernels import loops
 from gradsieve.kernels import runs as sorted_runs
 from gradsieve.kernels.lanes import LANES, STORE_ALIGNMENT_BYTES
 from gradsieve.kernels.reference import Entries, index_dtype
-from gradsieve.kernels.sums import sum_dense as sum_dense
 
 DTYPES = (torch.float32, torch.float64)
 CHUNK_ENTRIES = 1 << 23  # a thread's least share: with less, torch's OpenMP workers still spin on the core it needs

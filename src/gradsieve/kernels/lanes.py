@@ -107,6 +107,21 @@ def choose_lanes(typingctx: Any, out: Any, start: Any, mask: Any, chosen: Any, o
 
 
 @intrinsic
+def add_chosen_lanes(typingctx: Any, out: Any, start: Any, mask: Any, chosen: Any, other: Any) -> Any:
+    """Add `chosen` to the lanes of `out[start : start + LANES]` that are set in the mask, `other` to the rest."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        align = signature.args[0].dtype.bitwidth // 8
+        pointer = _vector_pointer(context, builder, signature.args[0], args[0], args[1])
+        lanes = builder.bitcast(args[2], ir.VectorType(ir.IntType(1), LANES))
+        values = builder.select(lanes, _splat(builder, args[3]), _splat(builder, args[4]))
+        builder.store(builder.fadd(builder.load(pointer, align=align), values), pointer, align=align)
+        return context.get_dummy_value()
+
+    return types.void(out, types.intp, types.uint32, out.dtype, out.dtype), codegen
+
+
+@intrinsic
 def clear_lanes(typingctx: Any, out: Any, start: Any) -> Any:
     """Store zeros at `out[start : start + LANES]`, in the cache."""
 

@@ -81,14 +81,6 @@ def sum_runs(runs: Sequence[Entries]) -> Entries:
     return indices, values
 
 
-def sum_dense(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of vectors of one length, added in their order to zero, as `sum_runs` does: it has no negative zero."""
-    total = torch.zeros_like(parts[0])
-    for part in parts:
-        total += part
-    return total
-
-
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """End to end."""
     return torch.cat(list(parts))

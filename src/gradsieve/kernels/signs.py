@@ -1,8 +1,7 @@
 """Values as signs: one bit each, and for every chunk of values the mean magnitude; compiled.
 
 A chunk is read from memory once: its mean magnitude is found, then its signs are collected while it is in the cache.
-What `encode` writes to `rounded` is what `decode` gives back, bit for bit. A chunk whose step is zero is zeros, none of
-them negative.
+A chunk whose step is zero is zeros, none of them negative.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ import numpy as np
 from numba import njit, uint32
 
 from gradsieve.kernels.bits import compiled
-from gradsieve.kernels.lanes import LANES, choose_lanes, sign_lanes
+from gradsieve.kernels.lanes import LANES, add_chosen_lanes, choose_lanes, sign_lanes
 
 CHUNK_VALUES = 1024  # that share a step of 32 bits: 0.03 bits a value; 4 KB are a part of a first-level cache
-
-_SIGN = uint32(1 << 31)
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
@@ -30,22 +27,16 @@ def _mean_magnitude(values: Any) -> Any:
 
 
 @compiled
-def encode(values: Any, steps: Any, masks: Any, rounded: Any) -> bool:
-    """Steps, signs in 32-bit words (set: negative), and the values as they will be decoded; false if one is not finite.
-
-    `values` and `rounded` are float32.
-    """
-    step = np.empty(1, np.float32)
-    step_bits, bits, rounded_bits = step.view(np.uint32), values.view(np.uint32), rounded.view(np.uint32)
+def encode(values: Any, steps: Any, masks: Any) -> bool:
+    """Steps of float32 values, and signs in 32-bit words (set: negative); false if a value is not finite."""
+    bits = values.view(np.uint32)
     for chunk in range(steps.size):
         start = chunk * CHUNK_VALUES
         stop = min(start + CHUNK_VALUES, values.size)
-        step[0] = _mean_magnitude(values[start:stop])
-        if not np.isfinite(step[0]):
+        step = _mean_magnitude(values[start:stop])
+        if not np.isfinite(step):
             return False
-        steps[chunk] = step[0]
-        pattern = step_bits[0]
-        sign = _SIGN if pattern else uint32(0)
+        steps[chunk] = step
         lanes_end = start + (stop - start) // LANES * LANES
         for lane in range(start, lanes_end, LANES):
             masks[lane // LANES] = sign_lanes(bits, lane)
@@ -54,9 +45,6 @@ def encode(values: Any, steps: Any, masks: Any, rounded: Any) -> bool:
             for j in range(lanes_end, stop):
                 mask |= bits[j] >> uint32(31) << uint32(j - lanes_end)
             masks[lanes_end // LANES] = mask
-        chunk_bits, chunk_rounded = bits[start:stop], rounded_bits[start:stop]
-        for j in range(chunk_bits.size):
-            chunk_rounded[j] = chunk_bits[j] & sign | pattern
     return True
 
 
@@ -74,3 +62,19 @@ def decode(steps: Any, masks: Any, values: Any) -> None:
         for j in range(lanes_end, stop):
             mask = masks[lanes_end // LANES]
             values[j] = negative if mask >> uint32(j - lanes_end) & uint32(1) else step
+
+
+@compiled
+def add(steps: Any, masks: Any, values: Any) -> None:
+    """Add to float32 values what `decode` gives."""
+    for chunk in range(steps.size):
+        step = steps[chunk]
+        negative = -step if step != 0 else step
+        start = chunk * CHUNK_VALUES
+        stop = min(start + CHUNK_VALUES, values.size)
+        lanes_end = start + (stop - start) // LANES * LANES
+        for lane in range(start, lanes_end, LANES):
+            add_chosen_lanes(values, lane, masks[lane // LANES], negative, step)
+        for j in range(lanes_end, stop):
+            mask = masks[lanes_end // LANES]
+            values[j] += negative if mask >> uint32(j - lanes_end) & uint32(1) else step

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from gradsieve.kernels import Entries, kernels
@@ -145,7 +144,11 @@ class Difference(DeferredRun):
 
     @cached_property
     def _made(self) -> Tensor:
-        return self._whole.values - self._seen.values
+        made = self._whole.values.clone()
+        self._seen._add_to_(made, subtract=True)
+        return made
 
     def _copy_to_(self, target: Tensor) -> None:
-        torch.sub(self._whole.values, self._seen.values, out=target)
+        if target.data_ptr() != self._whole.values.data_ptr():
+            target.copy_(self._whole.values)
+        self._seen._add_to_(target, subtract=True)

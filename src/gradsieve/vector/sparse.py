@@ -144,9 +144,22 @@ class SparseVector:
         else:
             kernels(dense, self.values).put_(dense, self.indices, self.values)
 
+    def all_finite(self) -> bool:
+        """Whether no value is infinite or NaN."""
+        return kernels(self.values).all_finite(self.values)
+
     def _copy_to_(self, target: Tensor) -> None:
         """Overwrite a tensor of as many entries with the values."""
         target.copy_(self.values)
+
+    def _add_to_(self, target: Tensor, offset: int = 0, *, subtract: bool = False) -> None:
+        """Add the values from the one at `offset` on to a tensor, or subtract them."""
+        values = self.values[offset : offset + target.numel()]
+        torch.sub(target, values, out=target) if subtract else torch.add(target, values, out=target)
+
+    def _mean_to_(self, target: Tensor, size: int) -> None:
+        """Overwrite a tensor of as many entries with the values over `size`."""
+        torch.div(self.values, size, out=target)
 
     def top(self, k: int) -> tuple[SparseVector, SparseVector]:
         """The k entries of largest magnitude, and the others; among equals the lower index is kept."""

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
+
+from gradsieve.vector import SparseVector
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,6 +43,15 @@ class ValueCode(Code):
     @abstractmethod
     def write(self, values: Array, words: Array) -> Array:
         """Fill `words`, which are `cleared`; the values as the receiver will see them come back."""
+
+    def write_vector(self, vector: SparseVector, values: Array, words: Array) -> SparseVector:
+        """`write` the values of a vector; it comes back as the receiver will see it: itself, if nothing is rounded."""
+        seen = self.write(values, words)
+        return vector if seen is values else vector.with_values([torch.from_numpy(seen).to(vector.values.device)])
+
+    def undecoded(self, words: Array, start: int, numel: int) -> SparseVector | None:
+        """The run of float32 that `read` gives the values of, if it can be decoded later, to where it is needed."""
+        return None
 
     @abstractmethod
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:

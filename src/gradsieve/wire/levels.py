@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gradsieve.kernels import fields, signs
 from gradsieve.kernels.bits import num_words
+from gradsieve.vector import SparseVector
 from gradsieve.wire.code import Array, ValueCode
+from gradsieve.wire.signed import Signed
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,6 @@ class Nibble(Stepped):
         return codes
 
 
-class SignsWritten(NamedTuple):
-    """What `Sign` has found out while it was chosen."""
-
-    words: Array
-    rounded: Array
-
-
 @dataclass(frozen=True)
 class Sign(Stepped):
     """-1 or 1.
@@ -106,7 +101,7 @@ class Sign(Stepped):
     kind: ClassVar[int] = 6
     bits: ClassVar[int] = 1
     chunk_values: ClassVar[int] = signs.CHUNK_VALUES
-    written: SignsWritten | None = field(default=None, compare=False, repr=False)
+    encoded: Array | None = field(default=None, compare=False, repr=False)  # all words
 
     @classmethod
     def fitting(cls, values: Array) -> Sign | None:
@@ -116,10 +111,9 @@ class Sign(Stepped):
         with np.errstate(over="ignore"):  # too large a one is infinite then
             singles = values.astype(np.float32, copy=False)
         code = cls(values.size)
-        written = SignsWritten(np.zeros(code.num_words, np.uint64), np.empty(values.size, np.float32))
-        steps, room = code._parts(written.words)
-        finite = signs.encode(singles, steps, room.view(np.uint32), written.rounded)
-        return cls(values.size, written) if finite else None
+        words = np.zeros(code.num_words, np.uint64)
+        finite = signs.encode(singles, *code._steps_and_masks(words))
+        return cls(values.size, words) if finite else None
 
     def cleared(self, words: Array) -> Array:
         """See `Code.cleared`: all words are written over."""
@@ -127,13 +121,27 @@ class Sign(Stepped):
 
     def write(self, values: Array, words: Array) -> Array:
         """See `ValueCode.write`."""
-        assert self.written is not None, "a code that is written is made by `fitting`"
-        words[:] = self.written.words
-        return self.written.rounded.astype(values.dtype, copy=False)
+        assert self.encoded is not None, "a code that is written is made by `fitting`"
+        words[:] = self.encoded
+        return self.read(words, values.dtype)
 
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
         """See `ValueCode.read`."""
-        steps, room = self._parts(words)
         values = np.empty(self.count, np.float32)
-        signs.decode(steps, room.view(np.uint32), values)
+        signs.decode(*self._steps_and_masks(words), values)
         return values.astype(dtype, copy=False)
+
+    def write_vector(self, vector: SparseVector, values: Array, words: Array) -> SparseVector:
+        """See `ValueCode.write_vector`."""
+        if not vector.is_run or values.dtype != np.float32 or vector.values.device.type != "cpu":
+            return super().write_vector(vector, values, words)
+        words[:] = self.encoded
+        return self.undecoded(words, vector.span[0], vector.numel)
+
+    def undecoded(self, words: Array, start: int, numel: int) -> SparseVector:
+        """See `ValueCode.undecoded`."""
+        return Signed(*self._steps_and_masks(words), self.count, start, numel)
+
+    def _steps_and_masks(self, words: Array) -> tuple[Array, Array]:
+        steps, room = self._parts(words)
+        return steps, room.view(np.uint32)

@@ -111,15 +111,11 @@ class Codec:
         words[:HEADER_WORDS].view(np.int64)[:] = np.array(_header(vector, expected, low, index_code, value_code, note))
         if index_code.num_words:
             index_code.write(_indices(vector), low, index_code.cleared(words[edges[0] : edges[1] + 1]))
-        seen = value_code.write(values, value_code.cleared(words[edges[1] : edges[2]]))
+        seen = value_code.write_vector(vector, values, value_code.cleared(words[edges[1] : edges[2]]))
         words[edges[2] : edges[3]] = 0
         words[edges[2] : edges[3]].view(np.float32)[: note.size] = note
         words[-1] = _END_MARK
-        message = torch.from_numpy(words).view(torch.uint8)
-        if seen is values:
-            return Packed(message, vector)
-        rounded = torch.from_numpy(seen).to(vector.values.device)
-        return Packed(message, vector.with_values([rounded]))
+        return Packed(torch.from_numpy(words).view(torch.uint8), seen)
 
     def _index_code(self, vector: SparseVector, low: int) -> IndexCode:
         """A run is written as one, whatever the code for other vectors is: its indices take nothing."""
@@ -195,22 +191,34 @@ class _Reader:
         return index_code, value_code
 
     def vector(self, index_code: IndexCode, value_code: ValueCode, edges: list[int], high: int) -> SparseVector:
+        header, device = self.header, self.expected.device
+        if isinstance(index_code, index_codes.Run):
+            return self.run(index_code, value_code, edges, high)
+        words, integer = self.words[edges[0] : edges[1] + 1], np.dtype(f"i{index_dtype(header.numel).itemsize}")
+        indices = index_code.decoded(words, header.low, high, header.num_entries, integer)
+        if indices is None:
+            raise self.disordered(high)
+        return SparseVector.trusted(
+            (torch.from_numpy(indices).to(device), self.values(value_code, edges)), header.numel
+        )
+
+    def run(self, index_code: index_codes.Run, value_code: ValueCode, edges: list[int], high: int) -> SparseVector:
         header, expected = self.header, self.expected
-        words = self.words[edges[0] : edges[1] + 1]
-        if isinstance(index_code, index_codes.Run):
-            indices = None
-            fits = index_code.fits(header.low, high, header.num_entries)
-        else:
-            integer = np.dtype(f"i{index_dtype(header.numel).itemsize}")
-            indices = index_code.decoded(words, header.low, high, header.num_entries, integer)
-            fits = indices is not None
-        if not fits:
-            raise self.malformed(f"indices that do not rise strictly within [{header.low}, {high})")
-        decoded = value_code.read(self.words[edges[1] : edges[2] + 1], _array_dtype(expected.dtype))
-        values = torch.from_numpy(decoded).view(expected.dtype).to(expected.device)
-        if isinstance(index_code, index_codes.Run):
-            return SparseVector.run(values, header.low + index_code.start, header.numel)
-        return SparseVector.trusted((torch.from_numpy(indices).to(expected.device), values), header.numel)
+        if not index_code.fits(header.low, high, header.num_entries):
+            raise self.disordered(high)
+        start = header.low + index_code.start
+        if expected.dtype == torch.float32 and expected.device.type == "cpu":
+            undecoded = value_code.undecoded(self.words[edges[1] : edges[2] + 1], start, header.numel)
+            if undecoded is not None:
+                return undecoded
+        return SparseVector.run(self.values(value_code, edges), start, header.numel)
+
+    def values(self, value_code: ValueCode, edges: list[int]) -> Tensor:
+        decoded = value_code.read(self.words[edges[1] : edges[2] + 1], _array_dtype(self.expected.dtype))
+        return torch.from_numpy(decoded).view(self.expected.dtype).to(self.expected.device)
+
+    def disordered(self, high: int) -> MessageError:
+        return self.malformed(f"indices that do not rise strictly within [{self.header.low}, {high})")
 
     def malformed(self, what: str) -> MessageError:
         return MessageError(f"rank {self.expected.rank}: malformed message from rank {self.source}: {what}")

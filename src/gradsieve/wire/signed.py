@@ -1,0 +1,60 @@
+"""A run that is still one bit for each value: it is decoded to where it is needed, with no array in between."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradsieve.kernels import signs
+from gradsieve.vector.deferred import DeferredRun
+from gradsieve.wire.code import Array
+
+
+class Signed(DeferredRun):
+    """Float32 values in main memory as `signs` encodes them, from `start` on."""
+
+    _steps: Array
+    _masks: Array
+
+    def __init__(self, steps: Array, masks: Array, count: int, start: int, numel: int) -> None:
+        object.__setattr__(self, "_steps", steps)
+        object.__setattr__(self, "_masks", masks)
+        self._set_run(start, count, numel)
+
+    @cached_property
+    def _made(self) -> Tensor:
+        values = np.empty(self.nnz, np.float32)
+        signs.decode(self._steps, self._masks, values)
+        return torch.from_numpy(values)
+
+    def all_finite(self) -> bool:
+        """See `SparseVector.all_finite`: values are finite if their steps are."""
+        return bool(np.isfinite(self._steps).all())
+
+    def _copy_to_(self, target: Tensor) -> None:
+        if _fits(target):
+            signs.decode(self._steps, self._masks, target.numpy())
+        else:
+            super()._copy_to_(target)
+
+    def _add_to_(self, target: Tensor, offset: int = 0, *, subtract: bool = False) -> None:
+        if offset % signs.CHUNK_VALUES or not _fits(target):
+            super()._add_to_(target, offset, subtract=subtract)
+            return
+        first, last = offset // signs.CHUNK_VALUES, -(-(offset + target.numel()) // signs.CHUNK_VALUES)
+        steps = self._steps[first:last]
+        signs.add(-steps if subtract else steps, self._masks[offset // 32 :], target.numpy())
+
+    def _mean_to_(self, target: Tensor, size: int) -> None:
+        if _fits(target):
+            steps = torch.div(torch.from_numpy(self._steps), size).numpy()
+            signs.decode(steps, self._masks, target.numpy())
+        else:
+            super()._mean_to_(target, size)
+
+
+def _fits(target: Tensor) -> bool:
+    return target.dtype == torch.float32 and target.device.type == "cpu" and target.is_contiguous()
