@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -293,6 +294,26 @@ def forgotten_residuals_are_the_third_term_of_the_law(rank: int) -> None:
         dist.all_reduce(total)
         delivered = -4 * sieve.shared_parameters()[name]
         assert torch.allclose(total + delivered, torch.zeros_like(total), atol=1e-9), name
+    sieve.close()
+
+
+def adam_on_sparse_gradients_is_warned_of_once(rank: int) -> None:
+    for make, losing in ((torch.optim.AdamW, True), (torch.optim.Adam, True), (torch.optim.SGD, False)):
+        model = DistributedDataParallel(Net())
+        sieve = gradsieve.attach(model, density=0.05)
+        optimizer, other = make(model.parameters(), lr=0.01), torch.optim.Adam(nn.Linear(2, 2).parameters())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            other.step()
+            train(model, range(3), rank, optimizer)
+        told = [str(each.message) for each in caught if "exchange its updates instead" in str(each.message)]
+        assert len(told) == losing, make
+        assert all(make.__name__ in text for text in told)
+        sieve.close()
+    model, sieve, optimizer = started()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, range(2), rank, optimizer)
     sieve.close()
 
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from gradsieve import handshake
 from gradsieve.comm import CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout, twin_of
+from gradsieve.ddp.advice import Advice
 from gradsieve.ddp.hook import Feed, exchange_hook
 from gradsieve.ddp.updates import UpdateFeed, UpdateSieve, aware, bind, checked_optimizer, update_hook
 from gradsieve.ddp.watch import Watch
@@ -104,6 +105,8 @@ def attach(
     names = {tensor: name for name, tensor in parameters.items()}
     if optimizer is None:
         sieve = Sieve(network.engine(lambda: Engine(groups, settings, network.comm)), *network.ends, sinks)
+        if network.comm.size > 1:
+            Advice(parameters[name] for group in groups if group.sparse for name in group.names)
         feed: Feed | UpdateFeed = Feed(sieve, names, scaler)
         model.register_comm_hook(feed, exchange_hook)
     else:

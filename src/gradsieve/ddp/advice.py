@@ -1,0 +1,47 @@
+"""Adam on sparsely exchanged gradients loses much of what dense training learns: said once, with the remedy."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+LOSING = (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
+
+
+def _nothing() -> None:
+    return None
+
+
+class Advice:
+    """Looks at every optimizer's steps until one moves a parameter whose gradient is exchanged sparsely."""
+
+    def __init__(self, sparse: Iterable[Tensor]) -> None:
+        self._sparse = {id(parameter): weakref.ref(parameter) for parameter in sparse}  # by identity: == is elementwise
+        self._handle = register_optimizer_step_pre_hook(self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._handle.remove()
+
+    def _look(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if all(held() is None for held in self._sparse.values()):
+            self.close()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        held = [self._sparse.get(id(parameter), _nothing)() for parameter in parameters]
+        if not any(ours is theirs for ours, theirs in zip(held, parameters, strict=True)):
+            return
+        self.close()
+        if isinstance(optimizer, LOSING):
+            warnings.warn(
+                f"torch.optim.{type(optimizer).__name__} steps on sparsely exchanged gradients and loses much of what "
+                "dense training learns: exchange its updates instead, gradsieve.attach(model, optimizer=optimizer)",
+                RuntimeWarning,
+                stacklevel=4,
+            )
