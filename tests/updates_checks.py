@@ -109,16 +109,14 @@ def evaluation_and_saving_see_the_shared_model(rank: int) -> None:
 
 
 def sgd_learns_as_plain_ddp_does(rank: int) -> None:
-    """Everything sent: only the last step is still on its way, so means of gradients have moved the mean model."""
+    """Everything sent after every step: the mean of the ranks' SGD steps is the SGD step of the mean gradient."""
     plain = DistributedDataParallel(Net())
     train(plain, range(30), rank, torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.5))
     model, sieve, optimizer = started("dense", 1.0, make=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5))
     train(model, range(30), rank, optimizer)
     for (name, total), theirs in zip(sum_of_local_models(sieve).items(), plain.parameters(), strict=True):
         ours = (total / dist.get_world_size()).float()
-        start = dict(Net().named_parameters())[name].flatten()
-        distance = (theirs.flatten() - start).norm()
-        assert (ours - theirs.flatten()).norm() < 0.05 * distance, name
+        assert torch.allclose(ours, theirs.flatten(), atol=1e-5), name
     sieve.close()
 
 
@@ -137,7 +135,7 @@ def a_scaler_may_skip_on_one_rank(rank: int) -> None:
         model.module(torch.ones(1, 64))
     assert same_everywhere(parameters_digest(model))
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
-    assert sieve.stats.steps == 5
+    assert sieve.stats.steps == 4  # the last step is exchanged by the next forward pass
     sieve.close()
 
 
@@ -149,7 +147,7 @@ def accumulation_exchanges_once(rank: int) -> None:
             loss_of(model, rank, 2 * step).backward()
         loss_of(model, rank, 2 * step + 1).backward()
         optimizer.step()
-    assert sieve.stats.steps == 3
+    assert sieve.stats.steps == 2
     assert same_everywhere(parameters_digest(model))
     sieve.close()
 
@@ -158,7 +156,8 @@ def uneven_inputs_are_joined(rank: int) -> None:
     model, sieve, optimizer = started(check_replicas_every=0)
     with model.join():
         train(model, range(3 + rank), rank, optimizer)
-    assert sieve.stats.steps == 6
+    assert sieve.stats.steps == 5
+    assert sieve.stats.joined_steps == 3 - rank
     assert same_everywhere(parameters_digest(model))
     sieve.close()
 
@@ -252,7 +251,7 @@ def diloco_averages_every_so_many_steps(rank: int) -> None:
     for step in range(7):
         optimizer.zero_grad()
         model(whole_grads(model.module, 10 * step + rank)).backward()
-        if step % 2 == 1:  # an exchange delivers the steps before this one
+        if step in (2, 4, 6):  # an exchange comes before the forward pass
             for name, mean in moved.items():
                 dist.all_reduce(mean)
                 mean /= 4
@@ -281,7 +280,7 @@ def forgotten_residuals_are_the_third_term_of_the_law(rank: int) -> None:
         optimizer.zero_grad()
         loss = model(whole_grads(model.module, 10 * step + rank))
         loss.backward()
-        if step % 2 == 1:
+        if step in (2, 4, 6):
             for name in given:  # half of what an exchange left over is forgotten: as much as is kept
                 forgotten[name] += sieve.engine.residual(name)
             assert all(not sieve.engine.offset(name).any() for name in given)

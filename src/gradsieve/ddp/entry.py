@@ -115,7 +115,7 @@ def attach(
         sieve = UpdateSieve(engine, *network.ends, sinks)
         sieve.follow(local, aware(optimizer, network.comm.size) if adapt else optimizer)
         feed = UpdateFeed(sieve, names)
-        bind(model.module, optimizer, local)
+        bind(model.module, optimizer, feed)
         model.register_comm_hook(feed, update_hook)
     sieve.stats.buffer_bytes = _buffer_bytes(model)
     Watch(model, feed)

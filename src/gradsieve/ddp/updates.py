@@ -1,17 +1,16 @@
-"""DDP in exchange of updates: gradients stay on their rank, and each backward pass exchanges the residuals meanwhile.
+"""DDP in exchange of updates: gradients stay on their rank, and residuals are exchanged between two steps.
 
-1. A forward pass with gradients runs on the local model (`LocalModel.ahead`).
-2. The first bucket of a backward pass starts the exchange of all residuals on the worker's thread. Buckets go back to
-   DDP as they are: every rank keeps its own gradient.
-3. At the end of backward the exchange is done, and what went wrong is raised.
-4. The optimizer steps on the local model; then the parameters come to rest on the shared one.
-The exchange hides behind backward, and includes every step except the one under way. A rank whose scaler skips a step
-takes part all the same, with nothing new to deliver.
+1. A backward pass that synchronizes gives its buckets back to DDP as they are: every rank keeps its own gradient.
+2. The optimizer steps on the local model; then the parameters come to rest on the shared one.
+3. The next forward pass with gradients exchanges the residuals first, and then runs on the local model.
+
+The exchange is not hidden behind a backward pass. It could be, one step late, at the price of some learning
+(`docs/optimizers.md`). It belongs to the forward pass and not to the optimizer's step because a rank whose scaler skips
+a step must take part all the same.
 
 No `from __future__ import annotations` here: DDP reads the hook's annotations and must find types, not texts.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -61,6 +60,7 @@ class UpdateSieve(Sieve):
                 **own,
                 OPTIMIZER_KEY: self.optimizer.state_dict(),
                 "local_steps_done": engine.local_steps_done,
+                "is_due": engine.is_due,
                 "outer": engine.outer_state(),
             }
         }
@@ -82,14 +82,14 @@ class UpdateSieve(Sieve):
                 f"rank {comm.rank}: the state is of a run that exchanged gradients, this one exchanges updates"
             )
         self.optimizer.load_state_dict(own[OPTIMIZER_KEY])
-        self._updates.local_steps_done = own["local_steps_done"]
+        self._updates.local_steps_done, self._updates.is_due = own["local_steps_done"], own["is_due"]
         self._updates.load_outer_state(own["outer"])
         if self.local.is_ahead:
             self.local.exchanged()
 
 
 class UpdateFeed:
-    """One DDP model's backward passes to one engine of updates: the state of the hook."""
+    """One DDP model's passes to one engine of updates: the state of the hook."""
 
     def __init__(self, sieve: UpdateSieve, names: Mapping[Tensor, str]) -> None:
         assert sieve.worker is not None, "under DDP a thread exchanges"
@@ -99,66 +99,43 @@ class UpdateFeed:
         self.worker = sieve.worker
         self.names = names
         self.has_run = False
-        self._pass: UpdatePass | None = None
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
         """One bucket of one backward pass, which goes back as it came."""
         self.has_run = True
-        in_backward = torch._C._current_graph_task_id() != NO_GRAPH_TASK
-        if bucket.index() == 0 and self.engine.is_due():
-            self._pass = UpdatePass(self, joined=not in_backward)
+        if bucket.index() == 0 and torch._C._current_graph_task_id() == NO_GRAPH_TASK:
+            self.exchange(joined=True)  # DDP's `join`: this rank's inputs have ended, and it runs no forward pass
+        if bucket.is_last():
+            self.engine.count_local_step()
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
-        if bucket.is_last():
-            if in_backward:
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-            else:
-                self._finish()
         return future
 
-    def _finish(self) -> None:
-        current, self._pass = self._pass, None
-        if current is not None:
-            current.wait()
+    def exchange(self, *, joined: bool = False) -> None:
+        """Exchange all residuals if it is time. Runs on the worker's thread, and is waited for."""
+        if self.engine.is_due:
+            self.engine.is_due = False
+            self.sieve.local.take_on()
+            self.worker.call(lambda: self._exchange(joined))
             self.sieve.local.exchanged()
 
-
-class UpdatePass:
-    """The exchange of one backward pass, on the worker's thread."""
-
-    def __init__(self, feed: UpdateFeed, *, joined: bool) -> None:
-        self._feed = feed
-        self._joined = joined
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-        feed.worker.submit(self._run)
-
-    def wait(self) -> None:
-        """Until all groups are exchanged; raises what went wrong."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        engine, index = self._feed.engine, None
+    def _exchange(self, joined: bool) -> None:
+        engine, index = self.engine, None
         try:
-            self._compare()
-            step = engine.begin(joined=self._joined)
+            self._compare(joined)
+            step = engine.begin(joined=joined)
             for index in range(len(engine.groups)):
                 step.exchange(index)
             step.finish()
         except BaseException as error:
-            self._error = placed(error, engine, index)
-        self._done.set()
-        if self._error is None:
-            self._feed.sieve.report()
+            raise placed(error, engine, index) from error
+        self.sieve.report()
 
-    def _compare(self) -> None:
+    def _compare(self, joined: bool) -> None:
         """All ranks' shared models, if it is time."""
-        engine = self._feed.engine
-        every = engine.settings.check_replicas_every
-        if every and engine.steps_done % every == 0:
-            compare_replicas(engine.shared, engine.comm)
+        every = self.engine.settings.check_replicas_every
+        if every and self.engine.steps_done % every == 0:
+            compare_replicas(self.engine.shared, self.engine.comm, joined=joined)
 
 
 def update_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -167,25 +144,30 @@ def update_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Te
     return feed.take(bucket)
 
 
-def bind(module: nn.Module, optimizer: Optimizer, local: LocalModel) -> None:
-    """Move the parameters ahead before training passes, and to rest after steps, for evaluation and for saving."""
-    held = weakref.ref(local)
+def bind(module: nn.Module, optimizer: Optimizer, feed: UpdateFeed) -> None:
+    """Exchange and move ahead before training passes; come to rest after steps, for evaluation and for saving."""
+    held = weakref.ref(feed)
 
-    def call(action: Callable[[LocalModel], None]) -> Callable[..., None]:
+    def call(action: Callable[[UpdateFeed], None]) -> Callable[..., None]:
         def hook(*_: Any) -> None:
-            if (model := held()) is not None:
-                action(model)
+            if (found := held()) is not None:
+                action(found)
 
         return hook
 
-    def turn(model: LocalModel) -> None:
-        model.ahead() if torch.is_grad_enabled() else model.rest()
+    def turn(feed: UpdateFeed) -> None:
+        if torch.is_grad_enabled():
+            feed.exchange()
+            feed.sieve.local.ahead()
+        else:
+            feed.sieve.local.rest()
 
+    rest = call(lambda feed: feed.sieve.local.rest())
     module.register_forward_pre_hook(call(turn))
-    module.register_state_dict_pre_hook(call(LocalModel.rest))  # type: ignore[no-untyped-call]
-    module.register_load_state_dict_pre_hook(call(LocalModel.rest))  # type: ignore[no-untyped-call]
-    optimizer.register_step_pre_hook(call(LocalModel.refresh))
-    optimizer.register_step_post_hook(call(LocalModel.rest))
+    module.register_state_dict_pre_hook(rest)  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(rest)  # type: ignore[no-untyped-call]
+    optimizer.register_step_pre_hook(call(lambda feed: feed.sieve.local.ahead()))
+    optimizer.register_step_post_hook(rest)
 
 
 def checked_optimizer(optimizer: object, parameters: Mapping[str, Tensor]) -> Optimizer:

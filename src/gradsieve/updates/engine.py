@@ -38,6 +38,7 @@ class UpdateEngine(Engine):
         self.shared = shared  # flat, by name; the same on every rank, bit for bit
         self.outer = outer
         self.local_steps_done = 0
+        self.is_due = False  # whether an exchange is to come before the next forward pass; the same on all ranks
         like = [state.feedback.residual for state in self.states]
         self.velocity = [torch.zeros_like(vector) for vector in like] if outer.momentum else []  # as `shared`
         self._moved = [] if outer.ahead else [torch.zeros_like(vector) for vector in like]  # since the last exchange
@@ -60,10 +61,10 @@ class UpdateEngine(Engine):
         for name, velocity in state.items():
             self._part(self.velocity, name).copy_(velocity)
 
-    def is_due(self) -> bool:
-        """Count one more local step; whether an exchange follows it. All ranks count alike."""
+    def count_local_step(self) -> None:
+        """One more backward pass, which a step follows. All ranks count alike, also one that skips its step."""
         self.local_steps_done += 1
-        return self.local_steps_done % self.outer.local_steps == 0
+        self.is_due = self.is_due or self.local_steps_done % self.outer.local_steps == 0
 
     def _part(self, vectors: Sequence[Tensor], name: str) -> Tensor:
         index, number = self.places[name]

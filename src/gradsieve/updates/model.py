@@ -3,8 +3,7 @@
 At rest the parameters hold the shared model: what a user evaluates, saves or compares is the same on every rank, bit
 for bit. For a training step they go ahead to the local model:
 1. `ahead` before a forward pass with gradients: parameters = shared - offset
-2. `refresh` before the optimizer steps, since an exchange may have moved the shared model and the offset meanwhile
-3. `rest` after the optimizer's step: offset += distance the optimizer moved the parameters; parameters = shared
+2. `rest` after the optimizer's step: offset += distance the optimizer moved the parameters; parameters = shared
 """
 
 from __future__ import annotations
@@ -32,21 +31,17 @@ class LocalModel:
         self._engine = engine
 
     @torch.no_grad()
-    def ahead(self) -> None:
-        """Let the parameters hold the local model."""
-        if self.is_ahead:
-            self.refresh()
-            return
-        for name, parameter in self.parameters.items():
-            _take_on_(self._shared(name, parameter), parameter)
-        self._write_local()
+    def take_on(self) -> None:
+        """At rest a user may have loaded or changed the parameters: let the shared model be what they are."""
+        if not self.is_ahead:
+            for name, parameter in self.parameters.items():
+                _take_on_(self._shared(name, parameter), parameter)
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def ahead(self) -> None:
         """Let the parameters hold the local model as it is after the last exchange."""
-        if not self.is_ahead:
-            self.ahead()
-        elif self._exchanged:
+        if not self.is_ahead or self._exchanged:
+            self.take_on()
             self._write_local()
 
     @torch.no_grad()
@@ -96,7 +91,7 @@ def shared_copies(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _take_on_(shared: Tensor, parameter: Tensor) -> None:
-    """At rest a user may have loaded or changed the parameters: what differs from the shared model replaces it."""
+    """What differs from the shared model replaces it; what is its rounded copy leaves it as it is."""
     if parameter.dtype == shared.dtype:
         shared.copy_(parameter)
     else:
