@@ -115,7 +115,7 @@ class Residual:
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: ResidualState
     ) -> ResidualState:
         """See `Feedback.settle`."""
-        _take_off_(accumulated, local, leftover)
+        take_off_(accumulated, local, leftover)
         _keep_withheld_(grad, state.residual, accumulated)
         return ResidualState(accumulated, state.residual)
 
@@ -173,8 +173,8 @@ class MomentumResidual:
     ) -> MomentumState:
         """See `Feedback.settle`."""
         delivered = _delivered(local, leftover)  # before: a full vector that is sent lies in `accumulated` itself
-        _take_off_(accumulated, local, leftover)
-        _take_off_(state.spare_velocity, delivered, SparseVector.empty(local.numel, accumulated))
+        take_off_(accumulated, local, leftover)
+        take_off_(state.spare_velocity, delivered, SparseVector.empty(local.numel, accumulated))
         _keep_withheld_(grad, state.residual, accumulated)
         _keep_withheld_(grad, state.velocity, state.spare_velocity)
         return MomentumState(state.spare_velocity, accumulated, state.velocity, state.residual)
@@ -248,7 +248,7 @@ def _add_part(
     return None if floor is None else kernels(out).compact(out, floor, expected)
 
 
-def _take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
+def take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
     """What was sent goes, what is left over stays or comes back."""
     kept, *others = leftover.parts
     # What is left over may still have to be computed from what was sent, which may lie in `accumulated` itself.

@@ -29,7 +29,7 @@ from gradsieve.scaling import Scaler, check_scaler
 from gradsieve.schedules import Schedule, as_schedule
 from gradsieve.sieve import Sieve
 from gradsieve.sinks import Sink
-from gradsieve.updates import LocalModel, Outer, UpdateEngine, for_updates, shared_copies
+from gradsieve.updates import Outer, UpdateEngine, for_updates
 from gradsieve.worker import Worker
 
 T = TypeVar("T")
@@ -110,10 +110,9 @@ def attach(
         feed: Feed | UpdateFeed = Feed(sieve, names, scaler)
         model.register_comm_hook(feed, exchange_hook)
     else:
-        local = LocalModel(parameters, shared_copies(parameters))
-        engine = network.engine(lambda: UpdateEngine(groups, settings, network.comm, local.shared, the_outer))
+        engine = network.engine(lambda: UpdateEngine(groups, settings, network.comm, parameters, the_outer))
         sieve = UpdateSieve(engine, *network.ends, sinks)
-        sieve.follow(local, aware(optimizer, network.comm.size) if adapt else optimizer)
+        sieve.follow(parameters, aware(optimizer, network.comm.size) if adapt else optimizer)
         feed = UpdateFeed(sieve, names)
         bind(model.module, optimizer, feed)
         model.register_comm_hook(feed, update_hook)

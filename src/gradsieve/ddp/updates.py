@@ -37,10 +37,9 @@ class UpdateSieve(Sieve):
     local: LocalModel
     optimizer: Optimizer
 
-    def follow(self, local: LocalModel, optimizer: Optimizer) -> None:
+    def follow(self, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         """Keep the local model and the optimizer whose updates are exchanged."""
-        local.join(self._updates)
-        self.local, self.optimizer = local, optimizer
+        self.local, self.optimizer = LocalModel(parameters, self._updates), optimizer
 
     @property
     def _updates(self) -> UpdateEngine:
@@ -49,7 +48,7 @@ class UpdateSieve(Sieve):
 
     def shared_parameters(self) -> Mapping[str, Tensor]:
         """The shared model's parameters, flat, by name; the same on every rank, bit for bit."""
-        return self.local.shared
+        return self._updates.shared
 
     def state_dict(self) -> dict[str, Any]:
         """All this rank must know to go on exactly as it would have, its optimizer's state included."""

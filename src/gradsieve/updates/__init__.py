@@ -11,7 +11,7 @@ Adam does not commute with it. Here nothing is delayed for the rank that compute
 """
 
 from gradsieve.updates.engine import UpdateEngine, for_updates
-from gradsieve.updates.model import LocalModel, shared_copies
+from gradsieve.updates.model import LocalModel
 from gradsieve.updates.outer import DILOCO, SPARSELOCO, Outer
 
-__all__ = ["DILOCO", "SPARSELOCO", "LocalModel", "Outer", "UpdateEngine", "for_updates", "shared_copies"]
+__all__ = ["DILOCO", "SPARSELOCO", "LocalModel", "Outer", "UpdateEngine", "for_updates"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradsieve.feedback import Residual, ResidualState
+from gradsieve.feedback import Residual, ResidualState, take_off_
 from gradsieve.kernels import Entries, kernels
 from gradsieve.pieces import Pieces
 from gradsieve.vector import SparseVector
@@ -32,7 +32,9 @@ class Drift(Residual):
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: ResidualState
     ) -> ResidualState:
         """See `Feedback.settle`; then forget."""
-        settled = super().settle(accumulated, grad, local, leftover, state)
-        if self.decay != 1:
-            settled.residual.mul_(self.decay)
-        return settled
+        return ResidualState(self.left_of(accumulated, local, leftover), state.residual)
+
+    def left_of(self, accumulated: Tensor, local: SparseVector, leftover: SparseVector) -> Tensor:
+        """What is kept of a vector, in its own memory: without what was delivered, and decayed."""
+        take_off_(accumulated, local, leftover)
+        return accumulated if self.decay == 1 else accumulated.mul_(self.decay)

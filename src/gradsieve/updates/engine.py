@@ -13,10 +13,12 @@ from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
 from gradsieve.feedback import NoFeedback, Residual
 from gradsieve.groups import Group
-from gradsieve.pieces import Piece, Pieces
+from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Exchanged, Pipeline, PipelineState, entries_to_keep
 from gradsieve.recipes import Recipe
+from gradsieve.selectors.window import Window
 from gradsieve.updates.drift import Drift
+from gradsieve.updates.lanes import Lane, LaneDrift, LanePieces, LaneState, TakeTurns
 from gradsieve.updates.outer import Outer
 from gradsieve.vector import SparseVector
 
@@ -31,18 +33,26 @@ class UpdateEngine(Engine):
         groups: Sequence[Group],
         settings: Settings,
         comm: CountingComm,
-        shared: Mapping[str, Tensor],
+        parameters: Mapping[str, Tensor],
         outer: Outer = PLAIN,
     ) -> None:
         super().__init__(groups, settings, comm)
-        self.shared = shared  # flat, by name; the same on every rank, bit for bit
         self.outer = outer
         self.local_steps_done = 0
         self.is_due = False  # whether an exchange is to come before the next forward pass; the same on all ranks
+        # At least float32, as residuals are: small moves must not vanish in rounding.
         like = [state.feedback.residual for state in self.states]
-        self.velocity = [torch.zeros_like(vector) for vector in like] if outer.momentum else []  # as `shared`
+        self._shared = [torch.empty_like(vector) for vector in like]
+        self.velocity = [torch.zeros_like(vector) for vector in like] if outer.momentum else []  # of the shared model
         self._moved = [] if outer.ahead else [torch.zeros_like(vector) for vector in like]  # since the last exchange
         self._pending: list[SharedPieces] = []  # groups exchanged in the step under way
+        for name, parameter in parameters.items():
+            self.shared[name].copy_(parameter.detach().reshape(-1))
+
+    @property
+    def shared(self) -> dict[str, Tensor]:
+        """The shared model's parameters, flat, by name; the same on every rank, bit for bit."""
+        return {name: self._part(self._shared, name) for name in self.places}
 
     def residual(self, name: str) -> Tensor:
         """A parameter's residual on this rank, flat; changing it changes what is exchanged next."""
@@ -79,15 +89,20 @@ class UpdateEngine(Engine):
         if self._moved:
             self.states[index].feedback.residual.add_(self._moved[index])
             self._moved[index].zero_()
-        pieces = SharedPieces([self.shared[name] for name in group.names])
-        k = group.numel if density is None else entries_to_keep(group.numel, density, self.comm)
+        pieces = SharedPieces([self._shared[index]])
+        if isinstance(self.settings.recipe.feedback, LaneDrift):
+            turn = self.states[index].selector.turn if group.sparse else 0
+            pieces.lane = Lane.of_turn(turn, density if group.sparse else None)
+            k = pieces.lane.numel(group.numel)
+        else:
+            k = group.numel if density is None else entries_to_keep(group.numel, density, self.comm)
         outcome = self._pipeline(group, density).exchange(pieces, k, self.states[index], pieces)
         self._pending.append(pieces)
         return outcome
 
     def commit(self, states: list[PipelineState]) -> None:
         """Take on the new residuals and move the shared model: all groups together, or none."""
-        super().commit(states)
+        super().commit([_committed(state) for state in states])
         for index, pieces in enumerate(self._pending):
             if self.velocity:
                 pieces.accelerate_(self.velocity[index], self.outer.momentum)
@@ -98,41 +113,40 @@ class UpdateEngine(Engine):
         return self._sparse if group.sparse and density is not None else self._whole
 
 
-class SharedPieces(Pieces):
+def _committed(state: PipelineState) -> PipelineState:
+    feedback = state.feedback
+    return state._replace(feedback=feedback.committed()) if isinstance(feedback, LaneState) else state
+
+
+class SharedPieces(LanePieces):
     """A group's part of the shared model. The mean is held back until the step counts."""
 
-    _mean: Sequence[SparseVector] = ()  # in blocks that follow each other
+    _mean: Tensor | SparseVector  # of the lane; sparse if few of its entries were delivered
 
     def write_mean_(self, total: SparseVector, size: int) -> None:
         """Remember the mean, in memory of its own: `total` may lie in a vector that is about to be reused."""
         if total.is_run:
-            runs = [(block.values / size, block.span[0]) for block in total.blocks]
-            self._mean = [SparseVector.run(values, start, total.numel) for values, start in runs]
+            self._mean = torch.empty(total.numel, dtype=self.dtype, device=self.device)
+            Pieces([self._mean]).write_mean_(total, size)
         else:
-            self._mean = [SparseVector.trusted((total.indices, total.values / size), total.numel)]
+            self._mean = SparseVector.trusted((total.indices, total.values / size), total.numel)
 
     def accelerate_(self, velocity: Tensor, momentum: float) -> None:
         """Nesterov: velocity = momentum * velocity + mean; the mean becomes mean + momentum * velocity."""
-        whole = torch.zeros_like(velocity)
-        for mean in self._mean:
-            mean.put_in_(whole)
-        velocity.mul_(momentum).add_(whole)
-        self._mean = [SparseVector.full(whole.add_(velocity, alpha=momentum))]
+        mean = self._mean if isinstance(self._mean, Tensor) else self._mean.to_dense()
+        for part, new in self.lane.pairs(velocity, mean):
+            part.mul_(momentum).add_(new)
+            new.add_(part, alpha=momentum)
+        self._mean = mean
 
     def move_(self, rate: float) -> None:
         """Subtract the mean, times the outer rate, from the shared model."""
-        for mean in self._mean:
-            for piece, part in zip(self, mean.split([0, *(piece.stop for piece in self)]), strict=True):
-                _subtract_(piece, part, rate)
-
-
-def _subtract_(piece: Piece, part: SparseVector, rate: float) -> None:
-    if part.is_run:
-        start, stop = (at - piece.start for at in part.span)
-        if start < stop:
-            piece.values[start:stop].sub_(part.values, alpha=rate)
-    else:
-        piece.values.index_add_(0, part.indices - piece.start, part.values.to(piece.values.dtype), alpha=-rate)
+        ((_, _, shared, _),) = self
+        if isinstance(self._mean, Tensor):
+            for part, mean in self.lane.pairs(shared, self._mean):
+                part.sub_(mean, alpha=rate)
+        else:
+            shared.index_add_(0, self._mean.indices, self._mean.values, alpha=-rate)
 
 
 def for_updates(settings: Settings, outer: Outer = PLAIN) -> Settings:
@@ -143,9 +157,13 @@ def for_updates(settings: Settings, outer: Outer = PLAIN) -> Settings:
             "clip with torch.nn.utils.clip_grad_norm_ before optimizer.step() as usual"
         )
     recipe = settings.recipe
-    if type(recipe.feedback) not in (Residual, NoFeedback, Drift):
+    if type(recipe.feedback) not in (Residual, NoFeedback):
         raise InputError(
             f"a recipe with {type(recipe.feedback).__name__} holds the optimizer's momentum, which stays in the "
             "optimizer when updates are exchanged: choose a recipe with plain error feedback"
         )
-    return replace(settings, recipe=Recipe(recipe.selector, recipe.reducer, Drift(outer.decay)), withhold_unused=False)
+    if isinstance(recipe.selector, Window):
+        made = Recipe(TakeTurns(), recipe.reducer, LaneDrift(outer.decay))
+    else:
+        made = Recipe(recipe.selector, recipe.reducer, Drift(outer.decay))
+    return replace(settings, recipe=made, withhold_unused=False)

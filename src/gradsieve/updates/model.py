@@ -19,16 +19,12 @@ from gradsieve.updates.engine import UpdateEngine
 class LocalModel:
     """One model's parameters on one rank, which go ahead and come to rest."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], engine: UpdateEngine) -> None:
         self.parameters = dict(parameters)
-        self.shared = shared
         self.is_ahead = False
-        self._engine: UpdateEngine | None = None
-        self._exchanged = False  # whether shared model or residual have changed since the parameters were written
-
-    def join(self, engine: UpdateEngine) -> None:
-        """Take offsets from this engine from now on."""
         self._engine = engine
+        self._shares = engine.shared
+        self._exchanged = False  # whether shared model or offset have changed since the parameters were written
 
     @torch.no_grad()
     def take_on(self) -> None:
@@ -74,20 +70,10 @@ class LocalModel:
             parameter.copy_(self._shared(name, parameter))
 
     def _shared(self, name: str, parameter: Tensor) -> Tensor:
-        return self.shared[name].view(parameter.shape)
+        return self._shares[name].view(parameter.shape)
 
     def _offset(self, name: str, parameter: Tensor) -> Tensor:
-        assert self._engine is not None, "a local model joins an engine first"
         return self._engine.offset(name).view(parameter.shape)
-
-
-def shared_copies(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The shared model's parameters as flat vectors of at least float32: small moves must not vanish in rounding."""
-    wide = {torch.float64: torch.float64}
-    return {
-        name: parameter.detach().reshape(-1).to(wide.get(parameter.dtype, torch.float32), copy=True)
-        for name, parameter in parameters.items()
-    }
 
 
 def _take_on_(shared: Tensor, parameter: Tensor) -> None:
