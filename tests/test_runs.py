@@ -204,7 +204,10 @@ def test_signs_are_decoded_to_where_they_are_needed(count: int) -> None:
     fresh = unpack(packed.message, expected, 3, numel, source=1).vector
     assert same(packed.seen, decoded)
     assert torch.equal(written(fresh, "put_in_"), written(decoded, "put_in_"))
-    assert torch.equal(written(sent.beyond(fresh), "put_in_"), written(sent.beyond(decoded), "put_in_"))
+    away = SparseVector.run(values - decoded.values, 3, numel)
+    for seen in (fresh, decoded):
+        assert torch.equal(written(sent.beyond(seen), "put_in_"), written(away, "put_in_"))
+        assert same(sent.beyond(seen), away)
     assert torch.equal(add([sent, fresh, fresh]).values, add([sent, decoded, decoded]).values)
     assert torch.equal(add([fresh, sent]).values, add([decoded, sent]).values)
     for lengths in ([numel], [2, numel - 2], [min(count, 3) + 1, numel - min(count, 3) - 1]):
