@@ -113,7 +113,7 @@ class OneBitRecipe(Recipe):
     """A moving window of consecutive entries, one bit each, added by the owners of its regions."""
 
     selector: Selector[Any] = Window()
-    reducer: Reducer[Any] = TopkDsa(codec=Codec(values="sign"))
+    reducer: Reducer[Any] = TopkDsa(codec=Codec(values="bit"))
 
 
 OWN = "own"  # the recipe's own code
@@ -139,9 +139,9 @@ RECIPES: Registry[type[Recipe]] = Registry(
 def recipe(name: str, *, values: str = OWN, indices: str = OWN) -> Recipe:
     """The named recipe with its default settings, and with other codes for what it sends.
 
-    `values` is one of exact, plain, float32, bf16, fp16, int8, int4, sign: what they round away is kept and sent later.
+    `values` is one of exact, plain, float32, bf16, fp16, int8, int4, sign, bit: rounding errors are kept and sent later.
     `indices` is one of auto, plain, blocks, gaps, bitmap. With `own` a recipe has its own: all are exact and auto,
-    except that onebit sends signs.
+    except that onebit sends bits.
     """
     entry: Any = RECIPES[name]
     made: Recipe = entry()

@@ -92,7 +92,7 @@ class UpdateEngine(Engine):
         pieces = SharedPieces([self._shared[index]])
         if isinstance(self.settings.recipe.feedback, LaneDrift):
             turn = self.states[index].selector.turn if group.sparse else 0
-            pieces.lane = Lane.of_turn(turn, density if group.sparse else None)
+            pieces.lane = Lane.of_turn(turn, density if group.sparse else None, self.comm.size)
             k = pieces.lane.numel(group.numel)
         else:
             k = group.numel if density is None else entries_to_keep(group.numel, density, self.comm)

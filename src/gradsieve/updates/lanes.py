@@ -1,8 +1,11 @@
-"""A vector cut into lanes that take turns: lane j of m has every m-th stripe of 64 entries, beginning with the j-th.
+"""A vector cut into lanes that take turns: lane j of m has every m-th entry, beginning with the j-th.
 
-One lane is exchanged at a time, whole, so no indices are sent. Stripes rather than one long window per turn: every
-matrix then has a part in every exchange. With half of the vector as one window, one half of the layers waits while the
-other moves, and 2 % of the loss was lost in rehearsals (docs/optimizers.md).
+One lane is exchanged at a time, whole, so no indices are sent. Single entries rather than one long window per turn:
+every matrix then has its share in every exchange. With half of the vector as one window, half of the layers wait while
+the other half moves, and some of the learning is lost (docs/optimizers.md).
+
+For the same reason a lane's entries are dealt to the ranks in turn: each rank owns every P-th of them. Each rank's part
+is then a sample of the whole model, and its mean magnitude is that of the model.
 """
 
 from __future__ import annotations
@@ -20,32 +23,31 @@ from gradsieve.selectors import Selector
 from gradsieve.updates.drift import Drift
 from gradsieve.vector import SparseVector
 
-STRIPE = 64  # entries: a word of signs, four cache lines of float32
-
 
 class Lane(NamedTuple):
-    """One of several lanes."""
+    """One of several lanes, dealt to some ranks."""
 
-    number: int
-    of: int  # how many there are
+    number: int = 0
+    of: int = 1  # how many there are
+    ranks: int = 1
 
     @classmethod
-    def of_turn(cls, turn: int, density: float | None) -> Lane:
+    def of_turn(cls, turn: int, density: float | None, ranks: int) -> Lane:
         """The lane whose turn it is when a share `density` of all entries is exchanged at a time; None is all."""
-        count = 1 if density is None else max(1, round(1 / density))
-        return cls(turn % count, count)
+        of = 1 if density is None else max(1, round(1 / density))
+        return cls(turn % of, of, ranks)
 
     def parts(self, vector: Tensor) -> Iterator[Tensor]:
-        """Views of the lane's entries. What is left beyond the last full round of stripes belongs to lane 0."""
-        edge = vector.numel() - vector.numel() % (STRIPE * self.of)
-        yield vector[:edge].view(-1, self.of, STRIPE)[:, self.number]
+        """Views of the lane's entries, owner by owner. What is beyond the last full round belongs to lane 0."""
+        edge = vector.numel() - vector.numel() % (self.of * self.ranks)
+        yield vector[:edge].view(-1, self.ranks, self.of)[:, :, self.number].t()
         if self.number == 0:
             yield vector[edge:]
 
     def numel(self, whole: int) -> int:
         """Entries of the lane of a vector of `whole` entries."""
-        rounds, rest = divmod(whole, STRIPE * self.of)
-        return rounds * STRIPE + (rest if self.number == 0 else 0)
+        rounds, rest = divmod(whole, self.of * self.ranks)
+        return rounds * self.ranks + (rest if self.number == 0 else 0)
 
     def gathered(self, vector: Tensor) -> Tensor:
         """The lane's entries in memory of their own."""
@@ -67,7 +69,7 @@ class Lane(NamedTuple):
 class LanePieces(Pieces):
     """A group's vector of which one lane is exchanged; without a lane, all of it."""
 
-    lane: Lane = Lane(0, 1)
+    lane: Lane = Lane()
 
 
 class Turn(NamedTuple):
@@ -99,7 +101,7 @@ class LaneState(NamedTuple):
     """A residual, and what an exchange that does not count yet has left over of one lane."""
 
     residual: Tensor
-    lane: Lane = Lane(0, 1)
+    lane: Lane = Lane()
     kept: Tensor | None = None
 
     def committed(self) -> LaneState:

@@ -145,3 +145,35 @@ class Sign(Stepped):
     def _steps_and_masks(self, words: Array) -> tuple[Array, Array]:
         steps, room = self._parts(words)
         return steps, room.view(np.uint32)
+
+
+@dataclass(frozen=True)
+class Bit(Sign):
+    """-1 or 1 times one step for all values of a message: their mean magnitude.
+
+    In memory the step is repeated for every chunk, so that all that reads signs reads these.
+    """
+
+    kind: ClassVar[int] = 7
+
+    @property
+    def num_words(self) -> int:
+        """See `Code.num_words`."""
+        return num_words(32) + num_words(self.bits * self.count)
+
+    @classmethod
+    def fitting(cls, values: Array) -> Bit | None:
+        """See `Sign.fitting`."""
+        chunked = Sign.fitting(values)
+        if chunked is None or chunked.encoded is None:
+            return None
+        steps, masks = chunked._steps_and_masks(chunked.encoded)
+        counts = np.full(steps.size, cls.chunk_values)
+        counts[-1] = values.size - cls.chunk_values * (steps.size - 1)
+        words = np.zeros(cls(values.size).num_words, np.uint64)
+        words[:1].view(np.float32)[0] = np.dot(steps.astype(np.float64), counts) / values.size
+        words[1:].view(np.uint32)[:] = masks
+        return cls(values.size, words)
+
+    def _steps_and_masks(self, words: Array) -> tuple[Array, Array]:
+        return np.full(self.num_chunks, words[:1].view(np.float32)[0]), words[1 : self.num_words].view(np.uint32)

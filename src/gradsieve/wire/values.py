@@ -26,7 +26,7 @@ from gradsieve.kernels import fields
 from gradsieve.kernels.bits import num_words
 from gradsieve.registry import Registry
 from gradsieve.wire.code import Array, ValueCode
-from gradsieve.wire.levels import Byte, Nibble, Sign
+from gradsieve.wire.levels import Bit, Byte, Nibble, Sign
 
 WORTH_NARROWING_BITS = 30  # wider fields save too little for the time they take
 BRAIN_SHIFT = 16
@@ -163,9 +163,10 @@ VALUE_CODES: Registry[type[ValueCode] | None] = Registry(
         "int8": Byte,
         "int4": Nibble,
         "sign": Sign,
+        "bit": Bit,
     },
 )
-_SIMPLE: dict[int, Any] = {code.kind: code for code in (Single, Half, Byte, Nibble, Sign)}
+_SIMPLE: dict[int, Any] = {code.kind: code for code in (Single, Half, Byte, Nibble, Sign, Bit)}
 
 
 def chosen(name: str, values: Array) -> ValueCode:
@@ -175,8 +176,8 @@ def chosen(name: str, values: Array) -> ValueCode:
         return Native(values.size, values.itemsize)
     if code is None or values.size == 0 or (code is Single and values.itemsize <= 4):
         return _exact(values)
-    if code is Sign:
-        return Sign.fitting(values) or _exact(values)
+    if code in (Sign, Bit):
+        return code.fitting(values) or _exact(values)
     span = _span(values)
     if span is None or not span.view(np.float32)[1] <= code.largest:
         return _exact(values)
