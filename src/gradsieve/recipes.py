@@ -139,7 +139,7 @@ RECIPES: Registry[type[Recipe]] = Registry(
 def recipe(name: str, *, values: str = OWN, indices: str = OWN) -> Recipe:
     """The named recipe with its default settings, and with other codes for what it sends.
 
-    `values` is one of exact, plain, float32, bf16, fp16, int8, int4, sign, bit: rounding errors are kept and sent later.
+    `values` is one of exact, plain, float32, bf16, fp16, int8, int4, sign, bit: the sender keeps the rounding error.
     `indices` is one of auto, plain, blocks, gaps, bitmap. With `own` a recipe has its own: all are exact and auto,
     except that onebit sends bits.
     """

@@ -17,8 +17,8 @@ from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Exchanged, Pipeline, PipelineState, entries_to_keep
 from gradsieve.recipes import Recipe
 from gradsieve.selectors.window import Window
+from gradsieve.updates.combs import Comb, CombDrift, CombPieces, CombState, TakeTurns
 from gradsieve.updates.drift import Drift
-from gradsieve.updates.lanes import Lane, LaneDrift, LanePieces, LaneState, TakeTurns
 from gradsieve.updates.outer import Outer
 from gradsieve.vector import SparseVector
 
@@ -90,10 +90,10 @@ class UpdateEngine(Engine):
             self.states[index].feedback.residual.add_(self._moved[index])
             self._moved[index].zero_()
         pieces = SharedPieces([self._shared[index]])
-        if isinstance(self.settings.recipe.feedback, LaneDrift):
+        if isinstance(self.settings.recipe.feedback, CombDrift):
             turn = self.states[index].selector.turn if group.sparse else 0
-            pieces.lane = Lane.of_turn(turn, density if group.sparse else None, self.comm.size)
-            k = pieces.lane.numel(group.numel)
+            pieces.comb = Comb.of_turn(turn, density if group.sparse else None, self.comm.size)
+            k = pieces.comb.numel(group.numel)
         else:
             k = group.numel if density is None else entries_to_keep(group.numel, density, self.comm)
         outcome = self._pipeline(group, density).exchange(pieces, k, self.states[index], pieces)
@@ -115,13 +115,13 @@ class UpdateEngine(Engine):
 
 def _committed(state: PipelineState) -> PipelineState:
     feedback = state.feedback
-    return state._replace(feedback=feedback.committed()) if isinstance(feedback, LaneState) else state
+    return state._replace(feedback=feedback.committed()) if isinstance(feedback, CombState) else state
 
 
-class SharedPieces(LanePieces):
+class SharedPieces(CombPieces):
     """A group's part of the shared model. The mean is held back until the step counts."""
 
-    _mean: Tensor | SparseVector  # of the lane; sparse if few of its entries were delivered
+    _mean: Tensor | SparseVector  # of the comb; sparse if few of its entries were delivered
 
     def write_mean_(self, total: SparseVector, size: int) -> None:
         """Remember the mean, in memory of its own: `total` may lie in a vector that is about to be reused."""
@@ -134,17 +134,15 @@ class SharedPieces(LanePieces):
     def accelerate_(self, velocity: Tensor, momentum: float) -> None:
         """Nesterov: velocity = momentum * velocity + mean; the mean becomes mean + momentum * velocity."""
         mean = self._mean if isinstance(self._mean, Tensor) else self._mean.to_dense()
-        for part, new in self.lane.pairs(velocity, mean):
-            part.mul_(momentum).add_(new)
-            new.add_(part, alpha=momentum)
-        self._mean = mean
+        fast = self.comb.gathered(velocity).mul_(momentum).add_(mean)
+        self.comb.put_in_(velocity, fast)
+        self._mean = mean.add_(fast, alpha=momentum)
 
     def move_(self, rate: float) -> None:
         """Subtract the mean, times the outer rate, from the shared model."""
         ((_, _, shared, _),) = self
         if isinstance(self._mean, Tensor):
-            for part, mean in self.lane.pairs(shared, self._mean):
-                part.sub_(mean, alpha=rate)
+            self.comb.subtract_from_(shared, self._mean, rate)
         else:
             shared.index_add_(0, self._mean.indices, self._mean.values, alpha=-rate)
 
@@ -163,7 +161,7 @@ def for_updates(settings: Settings, outer: Outer = PLAIN) -> Settings:
             "optimizer when updates are exchanged: choose a recipe with plain error feedback"
         )
     if isinstance(recipe.selector, Window):
-        made = Recipe(TakeTurns(), recipe.reducer, LaneDrift(outer.decay))
+        made = Recipe(TakeTurns(), recipe.reducer, CombDrift(outer.decay))
     else:
         made = Recipe(recipe.selector, recipe.reducer, Drift(outer.decay))
     return replace(settings, recipe=made, withhold_unused=False)

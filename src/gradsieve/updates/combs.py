@@ -1,0 +1,151 @@
+"""A vector cut into combs that take turns: comb j of m has every m-th entry, beginning with the j-th.
+
+One comb is exchanged at a time, whole, so no indices are sent. Single entries rather than one long window per turn:
+every matrix then has its share in every exchange. With half of the vector as one window, half of the layers wait while
+the other half moves, and some of the learning is lost (docs/optimizers.md).
+
+For the same reason a comb's entries are dealt to the ranks in turn: each rank owns every P-th of them. Each rank's part
+is then a sample of the whole model, and its mean magnitude is that of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradsieve.kernels import Entries
+from gradsieve.kernels import combs as compiled
+from gradsieve.pieces import Pieces
+from gradsieve.selectors import Selector
+from gradsieve.updates.drift import Drift
+from gradsieve.vector import SparseVector
+
+
+class Comb(NamedTuple):
+    """One of several combs, dealt to some ranks."""
+
+    number: int = 0
+    of: int = 1  # how many there are
+    ranks: int = 1
+
+    @classmethod
+    def of_turn(cls, turn: int, density: float | None, ranks: int) -> Comb:
+        """The comb whose turn it is when a share `density` of all entries is exchanged at a time; None is all."""
+        of = 1 if density is None else max(1, round(1 / density))
+        return cls(turn % of, of, ranks)
+
+    def numel(self, whole: int) -> int:
+        """Entries of the comb of a vector of `whole` entries."""
+        rounds, rest = divmod(whole, self.of * self.ranks)
+        return rounds * self.ranks + (rest if self.number == 0 else 0)
+
+    def gathered(self, vector: Tensor) -> Tensor:
+        """The comb's entries in memory of their own."""
+        values = torch.empty(self.numel(vector.numel()), dtype=vector.dtype, device=vector.device)
+        if _is_compiled_for(vector):
+            compiled.gather(*self._layout(vector), values.numpy())
+        self._each(vector, values, lambda part, new: new.copy_(part))
+        return values
+
+    def put_in_(self, vector: Tensor, values: Tensor) -> None:
+        """Overwrite the comb's entries."""
+        if _is_compiled_for(vector):
+            compiled.put(*self._layout(vector), values.numpy())
+        self._each(vector, values, lambda part, new: part.copy_(new))
+
+    def subtract_from_(self, vector: Tensor, values: Tensor, rate: float) -> None:
+        """Subtract `rate * values` from the comb's entries."""
+        if _is_compiled_for(vector):
+            array = values.numpy()
+            compiled.subtract(*self._layout(vector), array, array.dtype.type(rate))
+        self._each(vector, values, lambda part, new: part.sub_(new, alpha=rate))
+
+    def _layout(self, vector: Tensor) -> tuple[Any, int, int, int, int]:
+        rounds = vector.numel() // (self.of * self.ranks)
+        return vector.numpy(), self.number, self.of, self.ranks, rounds
+
+    def _each(self, vector: Tensor, values: Tensor, work: Callable[[Tensor, Tensor], object]) -> None:
+        """Do something with each view of the vector and its part of the values; compiled loops have done the rounds."""
+        edge = vector.numel() - vector.numel() % (self.of * self.ranks)
+        taken = edge // self.of
+        if not _is_compiled_for(vector):
+            part = vector[:edge].view(-1, self.ranks, self.of)[:, :, self.number].t()
+            work(part, values[:taken].view(part.shape))
+        if self.number == 0:  # what is beyond the last full round
+            work(vector[edge:], values[taken:])
+
+
+def _is_compiled_for(vector: Tensor) -> bool:
+    return vector.device.type == "cpu" and vector.dtype in (torch.float32, torch.float64)
+
+
+class CombPieces(Pieces):
+    """A group's vector of which one comb is exchanged; without a comb, all of it."""
+
+    comb: Comb = Comb()
+
+
+class Turn(NamedTuple):
+    """The same on every rank."""
+
+    turn: int = 0
+
+
+@dataclass(frozen=True)
+class TakeTurns(Selector[Turn]):
+    """Selects all of the comb whose turn it is, which `CombDrift` has gathered."""
+
+    selects_zeros = True
+
+    def init(self, numel: int) -> Turn:
+        """See `Selector.init`."""
+        return Turn()
+
+    def floor(self, state: Turn) -> float | None:
+        """See `Selector.floor`."""
+        return None
+
+    def select(self, accumulated: Tensor, k: int, state: Turn, candidates: Entries | None) -> tuple[SparseVector, Turn]:
+        """See `Selector.select`."""
+        return SparseVector.full(accumulated), Turn(state.turn + 1)
+
+
+class CombState(NamedTuple):
+    """A residual, and what an exchange that does not count yet has left over of one comb."""
+
+    residual: Tensor
+    comb: Comb = Comb()
+    kept: Tensor | None = None
+
+    def committed(self) -> CombState:
+        """Take on what was left over."""
+        if self.kept is not None:
+            self.comb.put_in_(self.residual, self.kept)
+        return CombState(self.residual)
+
+
+@dataclass(frozen=True)
+class CombDrift(Drift):
+    """`Drift` for one comb at a time: it needs no spare, since only the comb is copied."""
+
+    def init(self, grad: Pieces) -> CombState:  # type: ignore[override]
+        """See `Feedback.init`."""
+        return CombState(super().init(grad).residual)
+
+    def accumulate(  # type: ignore[override]
+        self, grad: Pieces, out: Pieces, state: CombState, floor: float | None, expected: int
+    ) -> tuple[Tensor, Entries | None]:
+        """A copy of the comb's residual."""
+        assert isinstance(grad, CombPieces)
+        return grad.comb.gathered(state.residual), None
+
+    def settle(  # type: ignore[override]
+        self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: CombState
+    ) -> CombState:
+        """What is left over replaces the comb's residual once the step counts."""
+        assert isinstance(grad, CombPieces)
+        return CombState(state.residual, grad.comb, self.left_of(accumulated, local, leftover))
