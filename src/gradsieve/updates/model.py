@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from gradsieve.kernels import moves
 from gradsieve.updates.engine import UpdateEngine
 
 
@@ -31,7 +32,7 @@ class LocalModel:
         """At rest a user may have loaded or changed the parameters: let the shared model be what they are."""
         if not self.is_ahead:
             for name, parameter in self.parameters.items():
-                _take_on_(self._shared(name, parameter), parameter)
+                _take_on_(self._shares[name].view(parameter.shape), parameter)
 
     @torch.no_grad()
     def ahead(self) -> None:
@@ -43,37 +44,44 @@ class LocalModel:
     @torch.no_grad()
     def rest(self) -> None:
         """Add the distance that the parameters have moved to the offset, and let them hold the shared model."""
-        if not self.is_ahead:
-            return
-        for name, parameter in self.parameters.items():
-            offset = self._offset(name, parameter)
-            # As rounded when it was written: so the distance is the optimizer's, to the last bit.
-            before = (self._shared(name, parameter) - offset).to(parameter.dtype)
-            offset.add_(before.sub_(parameter))
-        self.is_ahead = False
-        self._write_shared()
+        if self.is_ahead:
+            self.is_ahead = False
+            for name, parameter in self.parameters.items():
+                _rest(self._shares[name], self._engine.offset(name), parameter)
 
     def exchanged(self) -> None:
-        """An exchange has moved the shared model and the residual."""
+        """An exchange has moved the shared model and the offset."""
         self._exchanged = True
         if not self.is_ahead:
             with torch.no_grad():
-                self._write_shared()
+                for name, parameter in self.parameters.items():
+                    parameter.copy_(self._shares[name].view(parameter.shape))
 
     def _write_local(self) -> None:
         for name, parameter in self.parameters.items():
-            parameter.copy_(self._shared(name, parameter) - self._offset(name, parameter))
+            _ahead(self._shares[name], self._engine.offset(name), parameter)
         self.is_ahead, self._exchanged = True, False
 
-    def _write_shared(self) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.copy_(self._shared(name, parameter))
 
-    def _shared(self, name: str, parameter: Tensor) -> Tensor:
-        return self._shares[name].view(parameter.shape)
+def _ahead(shared: Tensor, offset: Tensor, parameter: Tensor) -> None:
+    if _is_compiled_for(shared, parameter):
+        moves.ahead(shared.numpy(), offset.numpy(), parameter.detach().view(-1).numpy())
+    else:
+        parameter.copy_((shared - offset).view(parameter.shape))
 
-    def _offset(self, name: str, parameter: Tensor) -> Tensor:
-        return self._engine.offset(name).view(parameter.shape)
+
+def _rest(shared: Tensor, offset: Tensor, parameter: Tensor) -> None:
+    if _is_compiled_for(shared, parameter):
+        moves.rest(shared.numpy(), offset.numpy(), parameter.detach().view(-1).numpy())
+        return
+    # As rounded when it was written: so the distance is the optimizer's, to the last bit.
+    before = (shared - offset).to(parameter.dtype)
+    offset.add_(before.sub_(parameter.reshape(-1)))
+    parameter.copy_(shared.view(parameter.shape))
+
+
+def _is_compiled_for(shared: Tensor, parameter: Tensor) -> bool:
+    return shared.device.type == "cpu" and parameter.dtype == shared.dtype and parameter.is_contiguous()
 
 
 def _take_on_(shared: Tensor, parameter: Tensor) -> None:
