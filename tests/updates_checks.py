@@ -26,8 +26,8 @@ from ddp_models import (
     whole_grads,
 )
 from gradsieve import RECIPES
-from gradsieve.ddp.updates import UpdateSieve
 from gradsieve.recipes import recipe as named_recipe
+from gradsieve.updates import UpdateSieve
 
 CONSERVING = [name for name in RECIPES if name != "dgc"]  # which holds the momentum itself
 

@@ -17,26 +17,24 @@ from gradsieve.comm import CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout, twin_of
 from gradsieve.ddp.advice import Advice
 from gradsieve.ddp.hook import Feed, exchange_hook
-from gradsieve.ddp.updates import UpdateFeed, UpdateSieve, aware, bind, checked_optimizer, update_hook
+from gradsieve.ddp.updates import UpdateFeed, update_hook
 from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
 from gradsieve.groups import cut_into_groups
+from gradsieve.optim.adam import aware, checked_optimizer
 from gradsieve.recipes import Recipe
-from gradsieve.recipes import recipe as named_recipe
 from gradsieve.rules import Rules
 from gradsieve.scaling import Scaler, check_scaler
-from gradsieve.schedules import Schedule, as_schedule
+from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
 from gradsieve.sinks import Sink
-from gradsieve.updates import Outer, UpdateEngine, for_updates
+from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
+from gradsieve.updates.defaults import chosen_exchange
 from gradsieve.worker import Worker
 
 T = TypeVar("T")
 
-DEFAULT_RECIPE = "oktopk"
-DEFAULT_UPDATE_RECIPE = "onebit"
-DEFAULT_UPDATE_DENSITY = 0.5  # 64 times fewer bytes than dense; lower loses learning (docs/optimizers.md)
 DEFAULT_GROUP_MB = 25.0
 DEFAULT_CHECK_REPLICAS_EVERY = 100
 
@@ -94,7 +92,7 @@ def attach(
     the_rules = rules or Rules()
     groups = cut_into_groups(parameters, the_rules, group_mb)
     unused = bool(model.find_unused_parameters or model.static_graph)
-    chosen, schedule = _chosen(recipe, density, updates=optimizer is not None)
+    chosen, schedule = chosen_exchange(recipe, density, updates=optimizer is not None)
     settings = Settings(chosen, schedule, local_clip_norm, check_replicas_every, unused)
     the_outer = _outer(optimizer, local_steps, outer)
     if optimizer is not None:
@@ -114,24 +112,11 @@ def attach(
         sieve = UpdateSieve(engine, *network.ends, sinks)
         sieve.follow(parameters, aware(optimizer, network.comm.size) if adapt else optimizer)
         feed = UpdateFeed(sieve, names)
-        bind(model.module, optimizer, feed)
+        bind(model.module, optimizer, sieve.local, feed.exchange)
         model.register_comm_hook(feed, update_hook)
     sieve.stats.buffer_bytes = _buffer_bytes(model)
     Watch(model, feed)
     return sieve
-
-
-def _chosen(recipe: str | Recipe | None, density: float | Schedule | None, *, updates: bool) -> tuple[Recipe, Schedule]:
-    """Recipe and schedule, with the defaults of what is exchanged."""
-    name = recipe or (DEFAULT_UPDATE_RECIPE if updates else DEFAULT_RECIPE)
-    if density is None:
-        if not updates or name != DEFAULT_UPDATE_RECIPE:
-            raise InputError(
-                f"density must be given with recipe {name if isinstance(name, str) else type(name).__name__}, as in "
-                "attach(model, density=0.01); attach(model, optimizer=optimizer) exchanges updates and has a default"
-            )
-        density = DEFAULT_UPDATE_DENSITY
-    return name if isinstance(name, Recipe) else named_recipe(name), as_schedule(density)
 
 
 def _outer(optimizer: Optimizer | None, local_steps: int | None, outer: Outer | None) -> Outer:

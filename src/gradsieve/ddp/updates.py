@@ -11,80 +11,16 @@ a step must take part all the same.
 No `from __future__ import annotations` here: DDP reads the hook's annotations and must find types, not texts.
 """
 
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
-from torch.optim import Optimizer
 
 from gradsieve.ddp.hook import NO_GRAPH_TASK, placed
-from gradsieve.errors import InputError
-from gradsieve.optim.adam import AWARE, OwnGradients, adapt
 from gradsieve.replicas import compare_replicas
-from gradsieve.reshard import Keep, key_of
-from gradsieve.sieve import Sieve
-from gradsieve.updates import LocalModel, UpdateEngine
-
-OPTIMIZER_KEY = "optimizer"
-
-
-class UpdateSieve(Sieve):
-    """The handle of a model whose updates are exchanged. Each rank's optimizer state is its own, and saved with it."""
-
-    local: LocalModel
-    optimizer: Optimizer
-
-    def follow(self, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
-        """Keep the local model and the optimizer whose updates are exchanged."""
-        self.local, self.optimizer = LocalModel(parameters, self._updates), optimizer
-
-    @property
-    def _updates(self) -> UpdateEngine:
-        assert isinstance(self.engine, UpdateEngine)
-        return self.engine
-
-    def shared_parameters(self) -> Mapping[str, Tensor]:
-        """The shared model's parameters, flat, by name; the same on every rank, bit for bit."""
-        return self._updates.shared
-
-    def state_dict(self) -> dict[str, Any]:
-        """All this rank must know to go on exactly as it would have, its optimizer's state included."""
-        ((key, own),) = super().state_dict().items()
-        engine = self._updates
-        return {
-            key: {
-                **own,
-                OPTIMIZER_KEY: self.optimizer.state_dict(),
-                "local_steps_done": engine.local_steps_done,
-                "is_due": engine.is_due,
-                "outer": engine.outer_state(),
-            }
-        }
-
-    def load_state_dict(self, states: Mapping[str, Any], *, keep: Keep = "mean") -> None:
-        """Go on from what `state_dict` gave on this rank, or on all ranks of a run of another size.
-
-        `keep="mean"` preserves the mean of all local models. A rank without a state of its own takes over the optimizer
-        state of rank r modulo the old size.
-        """
-        comm = self.engine.comm
-        super().load_state_dict(states, keep=keep)
-        own = states.get(key_of(comm.rank, comm.size))
-        if own is None:
-            ordered = [states[key_of(rank, len(states))] for rank in range(len(states))]
-            own = ordered[comm.rank % len(ordered)]
-        if OPTIMIZER_KEY not in own:
-            raise InputError(
-                f"rank {comm.rank}: the state is of a run that exchanged gradients, this one exchanges updates"
-            )
-        self.optimizer.load_state_dict(own[OPTIMIZER_KEY])
-        self._updates.local_steps_done, self._updates.is_due = own["local_steps_done"], own["is_due"]
-        self._updates.load_outer_state(own["outer"])
-        if self.local.is_ahead:
-            self.local.exchanged()
+from gradsieve.updates import UpdateEngine, UpdateSieve
 
 
 class UpdateFeed:
@@ -119,15 +55,12 @@ class UpdateFeed:
             self.sieve.local.exchanged()
 
     def _exchange(self, joined: bool) -> None:
-        engine, index = self.engine, None
+        engine = self.engine
         try:
             self._compare(joined)
-            step = engine.begin(joined=joined)
-            for index in range(len(engine.groups)):
-                step.exchange(index)
-            step.finish()
+            engine.exchange_all(joined=joined)
         except BaseException as error:
-            raise placed(error, engine, index) from error
+            raise placed(error, engine, engine.current) from error
         self.sieve.report()
 
     def _compare(self, joined: bool) -> None:
@@ -141,50 +74,3 @@ def update_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Te
     """The function DDP is given."""
     feed: UpdateFeed = state
     return feed.take(bucket)
-
-
-def bind(module: nn.Module, optimizer: Optimizer, feed: UpdateFeed) -> None:
-    """Exchange and move ahead before training passes; come to rest after steps, for evaluation and for saving."""
-    held = weakref.ref(feed)
-
-    def call(action: Callable[[UpdateFeed], None]) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            if (found := held()) is not None:
-                action(found)
-
-        return hook
-
-    def turn(feed: UpdateFeed) -> None:
-        if torch.is_grad_enabled():
-            feed.exchange()
-            feed.sieve.local.ahead()
-        else:
-            feed.sieve.local.rest()
-
-    rest = call(lambda feed: feed.sieve.local.rest())
-    module.register_forward_pre_hook(call(turn))
-    module.register_state_dict_pre_hook(rest)  # type: ignore[no-untyped-call]
-    module.register_load_state_dict_pre_hook(rest)  # type: ignore[no-untyped-call]
-    optimizer.register_step_pre_hook(call(lambda feed: feed.sieve.local.ahead()))
-    optimizer.register_step_post_hook(rest)
-
-
-def checked_optimizer(optimizer: object, parameters: Mapping[str, Tensor]) -> Optimizer:
-    """The torch optimizer inside a framework's wrapper; or one sentence why it cannot train this model."""
-    while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    if not isinstance(optimizer, Optimizer):
-        raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    if not any(id(tensor) in owned for tensor in parameters.values()):
-        raise InputError("the optimizer has none of the model's parameters: give the one that trains this model")
-    return optimizer
-
-
-def aware(optimizer: Optimizer, num_ranks: int) -> Optimizer:
-    """The optimizer, told how many ranks step on own gradients; torch's Adam and AdamW are adapted in place."""
-    if type(optimizer) in AWARE:
-        adapt(optimizer)
-    if isinstance(optimizer, OwnGradients):
-        optimizer.for_ranks(num_ranks)
-    return optimizer

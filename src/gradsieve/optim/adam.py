@@ -18,12 +18,14 @@ c, so torch's fused and foreach kernels do the work: one call for all parameters
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from gradsieve.errors import InputError
 
 LEVELS_PER_DOUBLING = 16  # of the correction: 4 % apart, far below what the estimate is good for; more makes more calls
 MEMORY = 0.95  # of the share's two averages, per measurement; more smooths over more steps
@@ -156,3 +158,24 @@ def _let_scheduler_follow(optimizer: OwnGradients) -> None:
 
     seen._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = seen  # type: ignore[method-assign]
+
+
+def checked_optimizer(optimizer: object, parameters: Mapping[str, Tensor]) -> Optimizer:
+    """The torch optimizer inside a framework's wrapper; or one sentence why it cannot train this model."""
+    while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, Optimizer):
+        raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+    if not any(id(tensor) in owned for tensor in parameters.values()):
+        raise InputError("the optimizer has none of the model's parameters: give the one that trains this model")
+    return optimizer
+
+
+def aware(optimizer: Optimizer, num_ranks: int) -> Optimizer:
+    """The optimizer, told how many ranks step on own gradients; torch's Adam and AdamW are adapted in place."""
+    if type(optimizer) in AWARE:
+        adapt(optimizer)
+    if isinstance(optimizer, OwnGradients):
+        optimizer.for_ranks(num_ranks)
+    return optimizer

@@ -14,7 +14,7 @@ from gradsieve.comm import Comm, CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout
 from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
-from gradsieve.groups import cut_into_groups
+from gradsieve.groups import Group, cut_into_groups
 from gradsieve.optim.replicas import START, begin_alike
 from gradsieve.recipes import Recipe
 from gradsieve.rules import Rules
@@ -43,19 +43,9 @@ class Exchange:
     def __init__(
         self, parameters: Mapping[str, Tensor], recipe: Recipe, density: float | Schedule, options: Options
     ) -> None:
-        unknown = set(options) - set(Options.__annotations__)
-        if unknown:
-            raise TypeError(f"unknown options {sorted(unknown)}; there are {sorted(Options.__annotations__)}")
-        start = options.get("start", "broadcast")
-        if start not in START:
-            raise InputError(f"start must be one of {', '.join(START)}, got {start!r}")
         settings = Settings(recipe, as_schedule(density), options.get("local_clip_norm"))
-        rules = options.get("rules") or Rules()
-        groups = cut_into_groups(parameters, rules, options.get("group_mb"))
-        comm = CountingComm(_network(options.get("comm"), options.get("timeout_seconds")))
         with torch.no_grad():
-            handshake.compare(handshake.facts(groups, settings, rules), comm)
-            begin_alike(parameters, start, comm)
+            groups, comm = agreed(parameters, settings, options)
             self.sieve = Sieve(Engine(groups, settings, comm), sinks=options.get("sinks", ()))
 
     def __call__(self, grads: Mapping[str, Tensor], loss_scale: float = 1.0) -> bool:
@@ -73,16 +63,34 @@ class Exchange:
         """An optimizer's state with this rank's own beside it."""
         return {**state, STATE_KEY: self.sieve.state_dict()}
 
-    def take_state_from(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Go on from this rank's own state; the optimizer's comes back."""
-        rank = self.sieve.engine.comm.rank
-        if STATE_KEY not in state:
-            raise InputError(
-                f"rank {rank}: the state does not say what is owed (no {STATE_KEY!r} in it): it was saved by another "
-                "optimizer; load it into that one before wrapping it"
-            )
-        self.sieve.load_state_dict(state[STATE_KEY])
-        return {key: value for key, value in state.items() if key != STATE_KEY}
+
+def take_state_from(state: Mapping[str, Any], sieve: Sieve) -> dict[str, Any]:
+    """Have a sieve go on from this rank's own state; returns the optimizer's."""
+    if STATE_KEY not in state:
+        raise InputError(
+            f"rank {sieve.engine.comm.rank}: the state does not say what is owed (no {STATE_KEY!r} in it): it was "
+            "saved by another optimizer; load it into that one before wrapping it"
+        )
+    sieve.load_state_dict(state[STATE_KEY])
+    return {key: value for key, value in state.items() if key != STATE_KEY}
+
+
+def agreed(
+    parameters: Mapping[str, Tensor], settings: Settings, options: Options, **facts: str
+) -> tuple[tuple[Group, ...], CountingComm]:
+    """Groups and network, once all ranks have found that they mean the same and begin with the same parameters."""
+    unknown = set(options) - set(Options.__annotations__)
+    if unknown:
+        raise TypeError(f"unknown options {sorted(unknown)}; there are {sorted(Options.__annotations__)}")
+    start = options.get("start", "broadcast")
+    if start not in START:
+        raise InputError(f"start must be one of {', '.join(START)}, got {start!r}")
+    rules = options.get("rules") or Rules()
+    groups = cut_into_groups(parameters, rules, options.get("group_mb"))
+    comm = CountingComm(_network(options.get("comm"), options.get("timeout_seconds")))
+    handshake.compare({**handshake.facts(groups, settings, rules), **facts}, comm)
+    begin_alike(parameters, start, comm)
+    return groups, comm
 
 
 def flat(grad: Tensor) -> Tensor:

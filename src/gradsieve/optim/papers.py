@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from gradsieve.errors import InputError
-from gradsieve.optim.exchange import Exchange, Options, check_dense, flat
+from gradsieve.optim.exchange import Exchange, Options, check_dense, flat, take_state_from
 from gradsieve.optim.named import Named, named_parameters
 from gradsieve.optim.wrapper import DistributedOptimizer
 from gradsieve.recipes import GaussianKRecipe, GTopkRecipe, OkTopkRecipe, Recipe
@@ -93,7 +93,7 @@ class OkTopkSGD(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave on this rank."""
-        super().load_state_dict(self._exchange.take_state_from(state_dict))
+        super().load_state_dict(take_state_from(state_dict, self.sieve))
 
 
 class _MomentumSGD(DistributedOptimizer):

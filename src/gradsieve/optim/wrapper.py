@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -12,17 +12,22 @@ from torch.optim import Optimizer
 
 from gradsieve.errors import InputError
 from gradsieve.feedback import MomentumResidual
-from gradsieve.optim.exchange import Exchange, Options, check_dense, flat
+from gradsieve.optim.exchange import STATE_KEY, Exchange, Options, check_dense, flat, take_state_from
 from gradsieve.optim.named import Named, parameters_of
+from gradsieve.optim.updates import UpdateExchange
 from gradsieve.recipes import Recipe
-from gradsieve.recipes import recipe as named_recipe
 from gradsieve.scaling import Scaler, check_scaler, scale_of
 from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
+from gradsieve.updates import Outer
+from gradsieve.updates.defaults import chosen_exchange
 
 
 class DistributedOptimizer(Optimizer):
     """Wraps an optimizer. `step()` overwrites all `.grad` with their means over all ranks, then has it step.
+
+    With `exchange="updates"` the optimizer, any optimizer, steps on this rank's own gradients, and what it did is
+    exchanged after every `local_steps` steps (see `gradsieve.updates`). This is what Adam needs.
 
     If anything that was delivered is not finite, no rank steps and nobody's state changes. A parameter without gradient
     counts as zero on this rank. All ranks make it together, and step together. See `Options` for the rest.
@@ -34,9 +39,12 @@ class DistributedOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         parameters: Named,
-        recipe: str | Recipe = "oktopk",
+        recipe: str | Recipe | None = None,
         *,
-        density: float | Schedule,
+        density: float | Schedule | None = None,
+        exchange: Literal["gradients", "updates"] = "gradients",
+        local_steps: int | None = None,
+        outer: Outer | None = None,
         scaler: Scaler | None = None,
         **options: Unpack[Options],
     ) -> None:
@@ -46,23 +54,35 @@ class DistributedOptimizer(Optimizer):
         check_scaler(scaler)
         self._parameters = parameters_of(optimizer, parameters)
         self._scaler = scaler
-        chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe)
-        _check_momentum(optimizer, chosen)
-        self._exchange = Exchange(self._parameters, chosen, density, options)
         self._counted: bool | None = None  # what `exchange` said, until `step` has used it
+        self._updates: UpdateExchange | None = None
+        _check_exchange(exchange, local_steps, outer, scaler)
+        chosen, schedule = chosen_exchange(recipe, density, updates=exchange == "updates")
+        if exchange == "updates":
+            the_outer = (outer or Outer()).every(local_steps)
+            self._updates = UpdateExchange(
+                optimizer, parameters, self._parameters, chosen, schedule, the_outer, options
+            )
+            return
+        _check_momentum(optimizer, chosen)
+        self._exchange = Exchange(self._parameters, chosen, schedule, options)
 
     @property
     def sieve(self) -> Sieve:
         """Stats, sinks, dense phases."""
-        return self._exchange.sieve
+        return self._exchange.sieve if self._updates is None else self._updates.sieve
 
     @torch.no_grad()
     def exchange(self) -> bool:
         """Overwrite all `.grad` with their means now, for what goes between that and `step()`, such as clipping.
 
         Needed with a `GradScaler`, before `scaler.unscale_` or `scaler.step`: these look at one rank's gradients only.
-        Whether the step counts comes back, the same on every rank.
+        Returns whether the step counts, the same on every rank.
         """
+        if self._updates is not None:
+            raise InputError(
+                "updates are exchanged by step(), after the optimizer's own: clip gradients before it as usual"
+            )
         vectors: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             if parameter.grad is None:
@@ -86,6 +106,10 @@ class DistributedOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
             self._counted = None  # it has made new gradients
+        if self._updates is not None:
+            self.optimizer.step()
+            self._updates.after_step()
+            return loss
         if self._counted is None:
             if self._scaler is not None:
                 raise InputError(
@@ -105,11 +129,13 @@ class DistributedOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, and what this rank still owes. Every rank saves its own."""
+        if self._updates is not None:
+            return {**self.optimizer.state_dict(), STATE_KEY: self.sieve.state_dict()}
         return self._exchange.add_state_to(self.optimizer.state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave on this rank."""
-        self.optimizer.load_state_dict(self._exchange.take_state_from(state_dict))
+        self.optimizer.load_state_dict(take_state_from(state_dict, self.sieve))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: which parameters are exchanged is agreed on at the start."""
@@ -149,6 +175,18 @@ def _check_optimizer(optimizer: object) -> None:
         raise InputError(
             f"{type(optimizer).__name__} evaluates the model several times a step and compares losses, which differ "
             "from rank to rank: use an optimizer that takes one gradient a step"
+        )
+
+
+def _check_exchange(exchange: str, local_steps: int | None, outer: Outer | None, scaler: Scaler | None) -> None:
+    if exchange not in ("gradients", "updates"):
+        raise InputError(f"exchange must be 'gradients' or 'updates', got {exchange!r}")
+    if exchange == "gradients" and (local_steps, outer) != (None, None):
+        raise InputError("local_steps and outer go with exchange='updates'")
+    if exchange == "updates" and scaler is not None:
+        raise InputError(
+            "a scaler may skip the step of one rank only, and updates are exchanged by step(): wrap the model in "
+            "DistributedDataParallel and use gradsieve.attach(model, optimizer=optimizer)"
         )
 
 

@@ -13,5 +13,6 @@ Adam does not commute with it. Here nothing is delayed for the rank that compute
 from gradsieve.updates.engine import UpdateEngine, for_updates
 from gradsieve.updates.model import LocalModel
 from gradsieve.updates.outer import DILOCO, SPARSELOCO, Outer
+from gradsieve.updates.sieve import UpdateSieve, bind
 
-__all__ = ["DILOCO", "SPARSELOCO", "LocalModel", "Outer", "UpdateEngine", "for_updates"]
+__all__ = ["DILOCO", "SPARSELOCO", "LocalModel", "Outer", "UpdateEngine", "UpdateSieve", "bind", "for_updates"]

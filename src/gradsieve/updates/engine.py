@@ -39,6 +39,7 @@ class UpdateEngine(Engine):
         super().__init__(groups, settings, comm)
         self.outer = outer
         self.local_steps_done = 0
+        self.current: int | None = None  # group under way
         self.is_due = False  # whether an exchange is to come before the next forward pass; the same on all ranks
         # At least float32, as residuals are: small moves must not vanish in rounding.
         like = [state.feedback.residual for state in self.states]
@@ -99,6 +100,15 @@ class UpdateEngine(Engine):
         outcome = self._pipeline(group, density).exchange(pieces, k, self.states[index], pieces)
         self._pending.append(pieces)
         return outcome
+
+    def exchange_all(self, *, joined: bool = False) -> bool:
+        """One step of all groups, on the caller's thread; whether it counted, the same on every rank."""
+        step = self.begin(joined=joined)
+        for index in range(len(self.groups)):
+            self.current = index
+            step.exchange(index)
+        self.current = None
+        return step.finish()
 
     def commit(self, states: list[PipelineState]) -> None:
         """Take on the new residuals and move the shared model: all groups together, or none."""

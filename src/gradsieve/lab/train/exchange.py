@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gradsieve.ddp.entry import DEFAULT_UPDATE_DENSITY
 from gradsieve.errors import InputError
 from gradsieve.feedback import MomentumResidual, NoFeedback, Residual
 from gradsieve.lab.peers import PEERS, Peer
@@ -15,6 +14,7 @@ from gradsieve.lab.workloads.workload import Preset
 from gradsieve.recipes import OWN, RECIPES, Recipe, recipe
 from gradsieve.registry import Registry
 from gradsieve.schedules import Constant, Schedule, Steps
+from gradsieve.updates.defaults import DEFAULT_UPDATE_DENSITY
 
 DENSE = "dense"
 ONEBIT = "onebit"

@@ -1,0 +1,59 @@
+"""What an optimizer does in a step, exchanged after it: the way in for loops without DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradsieve.engine import Settings
+from gradsieve.errors import InputError
+from gradsieve.optim.adam import aware
+from gradsieve.optim.exchange import Options, agreed
+from gradsieve.optim.named import Named
+from gradsieve.recipes import Recipe
+from gradsieve.schedules import Schedule
+from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
+
+
+class UpdateExchange:
+    """One optimizer's updates on one rank. All ranks make it together: it communicates."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: Named,
+        parameters: Mapping[str, Tensor],
+        recipe: Recipe,
+        schedule: Schedule,
+        outer: Outer,
+        options: Options,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                "exchange='updates' needs the model itself, not its named_parameters(): its forward passes run on the "
+                "local model"
+            )
+        settings = for_updates(Settings(recipe, schedule, options.get("local_clip_norm")), outer)
+        with torch.no_grad():
+            groups, comm = agreed(parameters, settings, options, outer=repr(outer))
+            self.engine = UpdateEngine(groups, settings, comm, parameters, outer)
+        self.sieve = UpdateSieve(self.engine, sinks=options.get("sinks", ()))
+        self.sieve.follow(parameters, aware(optimizer, comm.size))
+        bind(model, optimizer, self.sieve.local, self.nothing_to_do)
+
+    def nothing_to_do(self) -> None:
+        """Before a training pass: the step before it has exchanged already."""
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Count the optimizer's step, and exchange if it is time. All ranks step together."""
+        self.engine.count_local_step()
+        if self.engine.is_due:
+            self.engine.is_due = False
+            self.sieve.local.take_on()
+            self.engine.exchange_all()
+            self.sieve.local.exchanged()
+            self.sieve.report()
