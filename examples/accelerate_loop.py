@@ -20,8 +20,8 @@ def main(steps: int, folder: str | None, resume_at: int) -> None:
     text = python_bytes()
     torch.manual_seed(0)
     model = ByteModel()
-    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    sieve = gradsieve.attach(model, "oktopk", density=0.05)  # <-
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
+    sieve = gradsieve.attach(model, optimizer=optimizer)  # <-
     save_with(accelerator, model, sieve)  # <-
     if resume_at:
         accelerator.load_state(f"{folder}/step-{resume_at}")

@@ -20,8 +20,8 @@ def main(steps: int) -> None:
     text = python_bytes()
     torch.manual_seed(0)
     model = DistributedDataParallel(ByteModel())
-    sieve = gradsieve.attach(model, "oktopk", density=0.05)  # <-
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    sieve = gradsieve.attach(model, optimizer=optimizer)  # <-
     loss = torch.tensor(float("nan"))
     for step in range(steps):
         contexts, following = batch(text, step, dist.get_rank())

@@ -34,7 +34,7 @@ def main(steps: int, folder: str, resume_from: str | None) -> None:
     sequences = python_bytes()[: SEQUENCE_BYTES * 1000].view(-1, SEQUENCE_BYTES)
     dataset = [{"input_ids": sequence, "labels": sequence} for sequence in sequences]
     trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=dataset)
-    callback = SieveCallback(trainer, "oktopk", density=0.05)  # <-
+    callback = SieveCallback(trainer)  # <-
     trainer.add_callback(callback)  # <-
     trainer.train(resume_from_checkpoint=resume_from)
     stats = callback.sieve.stats

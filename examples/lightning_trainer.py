@@ -40,7 +40,7 @@ def main(epochs: int, folder: str | None, resume_from: str | None) -> None:
     seed_everything(0, verbose=False)
     windows = python_bytes()[: 30 * 2 * BATCH_SIZE + CONTEXT_BYTES].unfold(0, CONTEXT_BYTES + 1, 1)
     data = DataLoader(TensorDataset(windows[:, :-1], windows[:, -1]), batch_size=BATCH_SIZE)
-    callbacks = [SieveCallback("oktopk", density=0.05)]  # <-
+    callbacks = [SieveCallback()]  # <-
     if folder is not None:
         callbacks.append(ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1))
     trainer = Trainer(

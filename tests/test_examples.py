@@ -41,7 +41,7 @@ def check(results: list[dict[str, Any]], steps: int, below: float) -> None:
 
 
 def test_ddp() -> None:
-    check(launch("ddp.py"), 60, below=3.5)
+    check(launch("ddp.py"), 59, below=3.5)  # the last step would be exchanged by the next forward pass
 
 
 @pytest.mark.long  # two launches of a framework each
@@ -49,7 +49,7 @@ def test_ddp() -> None:
 def test_lightning_resumes_exactly(tmp_path: Path) -> None:
     pytest.importorskip("lightning", reason="Lightning is in the extra frontends")
     whole = launch("lightning_trainer.py", "--folder", str(tmp_path))
-    check(whole, 60, below=3.5)
+    check(whole, 59, below=3.5)
     resumed = launch("lightning_trainer.py", "--resume-from", str(tmp_path / "epoch=0.ckpt"))
     check(resumed, 30, below=3.5)
     assert resumed[0]["parameters"] == whole[0]["parameters"]
@@ -60,7 +60,7 @@ def test_lightning_resumes_exactly(tmp_path: Path) -> None:
 def test_accelerate_resumes_exactly(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="Accelerate is in the extra frontends")
     whole = launch("accelerate_loop.py", "--folder", str(tmp_path))
-    check(whole, 60, below=3.5)
+    check(whole, 59, below=3.5)
     resumed = launch("accelerate_loop.py", "--folder", str(tmp_path), "--resume-at", "40")
     check(resumed, 20, below=3.5)
     assert resumed[0]["parameters"] == whole[0]["parameters"]
@@ -72,7 +72,7 @@ def test_hf_trainer_resumes_exactly(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is in the extra frontends")
     pytest.importorskip("accelerate", reason="the Trainer needs Accelerate")
     whole = launch("hf_trainer.py", "--folder", str(tmp_path))
-    check(whole, 60, below=4.5)
+    check(whole, 59, below=4.5)
     resumed = launch("hf_trainer.py", "--folder", str(tmp_path), "--resume-from", str(tmp_path / "checkpoint-40"))
     check(resumed, 20, below=4.5)
     assert resumed[0]["parameters"] == whole[0]["parameters"]

@@ -48,6 +48,7 @@ class UpdateFeed:
 
     def exchange(self, *, joined: bool = False) -> None:
         """Exchange all residuals if it is time. Runs on the worker's thread, and is waited for."""
+        self.sieve.before_training()
         if self.engine.is_due:
             self.engine.is_due = False
             self.sieve.local.take_on()

@@ -1,4 +1,4 @@
-"""Lightning: `Trainer(strategy="ddp", callbacks=[SieveCallback(density=0.01)])`.
+"""Lightning: `Trainer(strategy="ddp", callbacks=[SieveCallback()])`.
 
 `DDPStrategy(ddp_comm_hook=...)` is registered on CUDA only and ignored without a word elsewhere; a callback works on
 both. A checkpoint of Lightning is one file, which rank 0 writes: so the ranks' states are gathered into it.
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve.ddp import attach
 from gradsieve.errors import InputError
 from gradsieve.front import resuming
+from gradsieve.front.choosing import Choice, Exchanged
 from gradsieve.recipes import Recipe
 from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
@@ -32,11 +33,20 @@ CHECKPOINT_KEY = "gradsieve"
 
 
 class SieveCallback(Callback):
-    """Attaches when training starts, saves and resumes with the trainer's checkpoints. Takes what `attach` takes."""
+    """Attaches when training starts, saves and resumes with the trainer's checkpoints. Takes what `attach` takes.
 
-    def __init__(self, recipe: str | Recipe = "oktopk", *, density: float | Schedule, **settings: Any) -> None:
-        self._recipe = recipe
-        self._settings = {"density": density, **settings}
+    The updates of the trainer's optimizer are exchanged; with `exchange="gradients"`, its gradients.
+    """
+
+    def __init__(
+        self,
+        recipe: str | Recipe | None = None,
+        *,
+        density: float | Schedule | None = None,
+        exchange: Exchanged = "updates",
+        **settings: Any,
+    ) -> None:
+        self._choice = Choice(recipe, density, exchange, settings)
         self._group: dist.ProcessGroup | None = None
         self._states: list[Any] | None = None  # of all ranks, from the checkpoint that is resumed from
         self._resumes = False
@@ -50,10 +60,9 @@ class SieveCallback(Callback):
                 f"SieveCallback needs DDP, got {type(trainer.strategy).__name__}: "
                 'use Trainer(strategy="ddp", devices=...) with 2 devices or more in all'
             )
-        # Only half precision has a scaler; residuals follow its scale.
-        settings = {"scaler": getattr(trainer.precision_plugin, "scaler", None), **self._settings}
+        scaler = getattr(trainer.precision_plugin, "scaler", None)  # half precision only
         self._group = model.process_group
-        self.sieve = attach(model, self._recipe, **settings)
+        self.sieve = attach(model, **self._choice.for_attach(list(trainer.optimizers), scaler))
         if self._resumes:
             states, rank = self._states or [], self.sieve.engine.comm.rank
             resuming.load_together(

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: `trainer.add_callback(SieveCallback(trainer, density=0.01))`, started by torchrun.
+"""Hugging Face Trainer: `trainer.add_callback(SieveCallback(trainer))`, started by torchrun.
 
 Callbacks are shown the bare model, never the wrapped one: so the trainer itself is handed over. Each rank's state
 lies in the trainer's checkpoint folders, as its random states do, and goes when they are rotated away.
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve.ddp import attach
 from gradsieve.errors import InputError
 from gradsieve.front import resuming
+from gradsieve.front.choosing import Choice, Exchanged
 from gradsieve.recipes import Recipe
 from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
@@ -31,6 +32,8 @@ except ImportError as error:
 class SieveCallback(TrainerCallback):
     """Attaches when training begins, saves and resumes with the trainer's checkpoints. Takes what `attach` takes.
 
+    The updates of the trainer's optimizer are exchanged; with `exchange="gradients"`, its gradients.
+
     `resume_from` is the folder given to `trainer.train(resume_from_checkpoint=...)`, needed only if it is not the
     `checkpoint-<step>` in the output folder: the trainer does not tell its callbacks.
     """
@@ -38,15 +41,15 @@ class SieveCallback(TrainerCallback):
     def __init__(
         self,
         trainer: Any,
-        recipe: str | Recipe = "oktopk",
+        recipe: str | Recipe | None = None,
         *,
-        density: float | Schedule,
+        density: float | Schedule | None = None,
+        exchange: Exchanged = "updates",
         resume_from: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
         self._trainer = trainer
-        self._recipe = recipe
-        self._settings = {"density": density, **settings}
+        self._choice = Choice(recipe, density, exchange, settings)
         self._resume_from = resume_from
         self._model: DistributedDataParallel | None = None
         self.sieve: Sieve | None = None  # once training has begun
@@ -60,8 +63,9 @@ class SieveCallback(TrainerCallback):
                 "torchrun --nproc-per-node=N, N at least 2"
             )
         if self.sieve is None or model is not self._model:  # else train() was called once more
-            settings = {"scaler": getattr(self._trainer.accelerator, "scaler", None), **self._settings}
-            self.sieve, self._model = attach(model, self._recipe, **settings), model
+            scaler = getattr(self._trainer.accelerator, "scaler", None)
+            settings = self._choice.for_attach([self._trainer.optimizer], scaler)
+            self.sieve, self._model = attach(model, **settings), model
         if state.global_step > 0:
             folder = self._resume_from or checkpoint_folder(args, state)
             resuming.load_from(folder, self.sieve, model.process_group)

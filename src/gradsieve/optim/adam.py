@@ -162,8 +162,10 @@ def _let_scheduler_follow(optimizer: OwnGradients) -> None:
 
 def checked_optimizer(optimizer: object, parameters: Mapping[str, Tensor]) -> Optimizer:
     """The torch optimizer inside a framework's wrapper; or one sentence why it cannot train this model."""
-    while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        if hasattr(optimizer, "sieve"):
+            raise InputError("this optimizer exchanges by itself: give attach the one that it wraps, and step that one")
+        optimizer = inner
     if not isinstance(optimizer, Optimizer):
         raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}

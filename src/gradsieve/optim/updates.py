@@ -42,10 +42,7 @@ class UpdateExchange:
             self.engine = UpdateEngine(groups, settings, comm, parameters, outer)
         self.sieve = UpdateSieve(self.engine, sinks=options.get("sinks", ()))
         self.sieve.follow(parameters, aware(optimizer, comm.size))
-        bind(model, optimizer, self.sieve.local, self.nothing_to_do)
-
-    def nothing_to_do(self) -> None:
-        """Before a training pass: the step before it has exchanged already."""
+        bind(model, optimizer, self.sieve.local, self.sieve.before_training)
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -24,10 +24,17 @@ class UpdateSieve(Sieve):
 
     local: LocalModel
     optimizer: Optimizer
+    _loaded: dict[str, Any] | None = None  # the optimizer's state, until the next training pass
 
     def follow(self, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         """Keep the local model and the optimizer whose updates are exchanged."""
         self.local, self.optimizer = LocalModel(parameters, self._updates), optimizer
+
+    def before_training(self) -> None:
+        """Have the optimizer go on from this rank's own state: a framework may have loaded rank 0's over it."""
+        if self._loaded is not None:
+            self.optimizer.load_state_dict(self._loaded)
+            self._loaded = None
 
     @property
     def _updates(self) -> UpdateEngine:
@@ -68,7 +75,8 @@ class UpdateSieve(Sieve):
             raise InputError(
                 f"rank {comm.rank}: the state is of a run that exchanged gradients, this one exchanges updates"
             )
-        self.optimizer.load_state_dict(own[OPTIMIZER_KEY])
+        self._loaded = own[OPTIMIZER_KEY]
+        self.optimizer.load_state_dict(self._loaded)
         self._updates.local_steps_done, self._updates.is_due = own["local_steps_done"], own["is_due"]
         self._updates.load_outer_state(own["outer"])
         if self.local.is_ahead:
