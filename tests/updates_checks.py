@@ -137,6 +137,10 @@ def a_scaler_may_skip_on_one_rank(rank: int) -> None:
     assert same_everywhere(parameters_digest(model))
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     assert sieve.stats.steps == 4  # the last step is exchanged by the next forward pass
+    sieve.exchange()
+    sieve.exchange()  # nothing is left to do
+    assert sieve.stats.steps == 5
+    assert same_everywhere(parameters_digest(model))
     sieve.close()
 
 

@@ -34,6 +34,7 @@ class UpdateFeed:
         self.worker = sieve.worker
         self.names = names
         self.has_run = False
+        sieve.exchange_by(self.exchange)
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
         """One bucket of one backward pass, which goes back as it came."""

@@ -24,11 +24,23 @@ class UpdateSieve(Sieve):
 
     local: LocalModel
     optimizer: Optimizer
+    _exchange_now: Callable[[], None] = staticmethod(lambda: None)  # the optimizer's step has exchanged already
     _loaded: dict[str, Any] | None = None  # the optimizer's state, until the next training pass
 
     def follow(self, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         """Keep the local model and the optimizer whose updates are exchanged."""
         self.local, self.optimizer = LocalModel(parameters, self._updates), optimizer
+
+    def exchange(self) -> None:
+        """Exchange now what the next training pass would exchange first. All ranks call it together.
+
+        For the end of training: else the last step stays with the rank that took it.
+        """
+        self._exchange_now()
+
+    def exchange_by(self, exchange_now: Callable[[], None]) -> None:
+        """Have this function exchange what is due."""
+        self._exchange_now = exchange_now
 
     def before_training(self) -> None:
         """Have the optimizer go on from this rank's own state: a framework may have loaded rank 0's over it."""

@@ -14,6 +14,7 @@ from gradsieve.lab.workloads.workload import Preset
 from gradsieve.recipes import OWN, RECIPES, Recipe, recipe
 from gradsieve.registry import Registry
 from gradsieve.schedules import Constant, Schedule, Steps
+from gradsieve.updates import DILOCO, Outer
 from gradsieve.updates.defaults import DEFAULT_UPDATE_DENSITY
 
 DENSE = "dense"
@@ -25,6 +26,12 @@ LAZY = "-lazy"
 UPDATES = "-updates"
 VARIANTS = (WITHOUT, CORRECTED, PLAIN, LAZY, UPDATES)
 DENSE_VARIANTS = (PLAIN, LAZY)
+LOCAL_STEPS = (4, 8, 16, 32, 64, 128)
+LOCAL: dict[str, Outer] = {
+    **{f"diloco-{steps}": DILOCO.every(steps) for steps in LOCAL_STEPS},
+    **{f"local-adam-{steps}": Outer(local_steps=steps) for steps in LOCAL_STEPS},
+}
+"""Baselines that average the models of so many local steps densely, with the optimizer as it is."""
 
 EXCHANGES: Registry[str] = Registry(
     "recipe",
@@ -33,6 +40,7 @@ EXCHANGES: Registry[str] = Registry(
         **{f"{name}{ending}": name for name in RECIPES for ending in VARIANTS if name != DENSE},
         **{f"{DENSE}{ending}": DENSE for ending in DENSE_VARIANTS},
         **{name: DENSE for name in PEERS if name != "ddp"},  # which is dense
+        **dict.fromkeys(LOCAL, DENSE),
     },
 )
 """Every recipe; every one without error feedback, to show what feedback is for; with DGC's momentum correction; without
@@ -68,14 +76,19 @@ class Exchange:
     @property
     def of_updates(self) -> bool:
         """Whether every rank steps on its own gradient and the ranks exchange what the optimizer did."""
-        return self.recipe.endswith(UPDATES)
+        return self.recipe.endswith(UPDATES) or self.recipe in LOCAL
+
+    @property
+    def outer(self) -> Outer | None:
+        """How a shared model follows what is delivered; None is the default."""
+        return LOCAL.get(self.recipe)
 
     @property
     def peer(self) -> Peer | None:
         """The hook of torch's that does it, or DDP's own way; None if a recipe does."""
         if self.recipe in (DENSE, *(DENSE + ending for ending in DENSE_VARIANTS)):
             return PEERS["ddp"]
-        return PEERS[self.recipe] if EXCHANGES[self.recipe] == DENSE else None
+        return PEERS.get(self.recipe)
 
     @property
     def name(self) -> str:
@@ -98,7 +111,7 @@ class Exchange:
         made = replace(preset.sieve, recipe=base).build()
         coded = recipe(base, values=self.values)
         made = replace(made, reducer=replace(made.reducer, codec=coded.reducer.codec))
-        if self.of_updates:
+        if self.recipe.endswith(UPDATES):
             return replace(made, feedback=Residual())
         if isinstance(made.feedback, MomentumResidual) or self.recipe.endswith(CORRECTED):
             momentum = 0.0 if self.recipe.endswith(PLAIN) else _momentum(preset.optimizer)
@@ -121,6 +134,8 @@ class Exchange:
 
     def schedule(self, preset: Preset, steps_per_epoch: int) -> Schedule:
         """A density that was asked for holds throughout; the preset's comes after its warm-up."""
+        if self.recipe in LOCAL:
+            return Constant(1.0)
         if self.density is not None:
             return Constant(self.density, self.dense_steps)
         if EXCHANGES[self.recipe] == ONEBIT:

@@ -26,6 +26,7 @@ from gradsieve.lab.train.plan import Plan
 from gradsieve.lab.train.probe import Probe, probed
 from gradsieve.lab.workloads import Drawn, Task, set_rate
 from gradsieve.sieve import Sieve
+from gradsieve.updates import UpdateSieve
 
 PHASES = ("data", "forward", "backward", "exchange", "update")
 """Of a step. `exchange` is what is still waited for when the last gradient is there; the rest hides behind backward."""
@@ -101,6 +102,8 @@ class Replica:
         """The scores of the test data, shared by all ranks, the same on all."""
         # Running means differ between ranks within a step; rank 0's are the ones that training goes on with.
         _share_first(list(self.bare.buffers()))
+        if isinstance(self.sieve, UpdateSieve):
+            self.sieve.exchange()
         with self._common_parameters():
             sums = self.task.measure(self.bare, self.rank, self.size)
         dist.all_reduce(sums)
@@ -165,6 +168,8 @@ class Replica:
             made,
             density=self.schedule,
             optimizer=self.optimizer if updates else None,
+            outer=self.plan.exchange.outer,
+            adapt=self.plan.exchange.outer is None,
             group_mb=self.plan.exchange.group_mb,
             local_clip_norm=None if updates else self._local_clip_norm(),
         )
