@@ -88,7 +88,9 @@ class Exchange:
         """The hook of torch's that does it, or DDP's own way; None if a recipe does."""
         if self.recipe in (DENSE, *(DENSE + ending for ending in DENSE_VARIANTS)):
             return PEERS["ddp"]
-        return PEERS.get(self.recipe)
+        if self.recipe in PEERS:
+            return PEERS[self.recipe]
+        return None
 
     @property
     def name(self) -> str:
