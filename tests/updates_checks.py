@@ -321,6 +321,30 @@ def adam_on_sparse_gradients_is_warned_of_once(rank: int) -> None:
     sieve.close()
 
 
+def rates_of_their_own_have_groups_of_their_own(rank: int) -> None:
+    """One step size for updates of different size would drown the small ones; what has no updates must not move."""
+    model = DistributedDataParallel(Net())
+    net, start = model.module, copy.deepcopy(model.module.state_dict())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": net.first.parameters(), "lr": 1e-2},
+            {"params": net.second.parameters(), "lr": 1e-5},
+            {"params": net.third.parameters(), "lr": 0.0, "weight_decay": 0.0},
+        ]
+    )  # the head is no part of it
+    sieve = gradsieve.attach(model, optimizer=optimizer, check_replicas_every=1)
+    train(model, range(12), rank, optimizer)
+    moved = {name: (value - start[name]).abs().max().item() for name, value in net.state_dict().items()}
+    assert moved["first.weight"] > 1e-3
+    assert 0 < moved["second.weight"] < 1e-3
+    assert all(moved[name] == 0 for name in ("third.weight", "third.bias", "head.weight", "head.bias"))
+    assert same_everywhere(parameters_digest(model))
+    optimizer.add_param_group({"params": net.head.parameters()})
+    with pytest.raises(gradsieve.InputError, match="other parameters than when attach was called"):
+        train(model, range(12, 13), rank, optimizer)
+    sieve.close()
+
+
 def what_does_not_go_with_updates_is_refused(rank: int) -> None:
     model = DistributedDataParallel(Net())
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)

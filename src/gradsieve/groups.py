@@ -7,7 +7,7 @@ parameters, and results do not depend on how gradients happen to arrive.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,14 +62,20 @@ class _Key(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     density: float | None
+    kind: Hashable
 
 
-def cut_into_groups(parameters: Mapping[str, Tensor], rules: Rules, group_mb: float | None) -> tuple[Group, ...]:
+def cut_into_groups(
+    parameters: Mapping[str, Tensor],
+    rules: Rules,
+    group_mb: float | None,
+    kinds: Mapping[str, Hashable] | None = None,
+) -> tuple[Group, ...]:
     """Groups in the order they are exchanged: as backward completes them, dense ones last.
 
     Backward goes through a model from its end, so parameters are taken in reverse. A sparse group is closed when the
     next parameter would make it larger than `group_mb`; None is one group for the whole model. The parameters that go
-    dense are one group for each dtype and device.
+    dense are one group for each dtype and device. Parameters of different `kinds`, by name, share no group.
     """
     if group_mb is not None and group_mb <= 0:
         raise InputError(f"group_mb must be positive, or None for one group, got {group_mb}")
@@ -79,7 +85,7 @@ def cut_into_groups(parameters: Mapping[str, Tensor], rules: Rules, group_mb: fl
     open_bytes: dict[_Key, int] = {}
     closed: list[tuple[_Key, list[str]]] = []
     for name in reversed(list(parameters)):
-        key = _key(name, parameters[name], rules)
+        key = _key(name, parameters[name], rules, None if kinds is None else kinds[name])
         num_bytes = parameters[name].numel() * parameters[name].element_size()
         if key.sparse and key in open_groups and open_bytes[key] + num_bytes > room:
             closed.append((key, open_groups.pop(key)))
@@ -92,11 +98,11 @@ def cut_into_groups(parameters: Mapping[str, Tensor], rules: Rules, group_mb: fl
     return tuple(_group(key, members, parameters) for key, members in closed)
 
 
-def _key(name: str, tensor: Tensor, rules: Rules) -> _Key:
+def _key(name: str, tensor: Tensor, rules: Rules, kind: Hashable) -> _Key:
     if not tensor.dtype.is_floating_point:
         raise InputError(f"parameter {name} must be floating point to be exchanged, got {tensor.dtype}")
     sparse = not rules.keeps_dense(name, tuple(tensor.shape))
-    return _Key(sparse, tensor.dtype, tensor.device, rules.density_of(name) if sparse else None)
+    return _Key(sparse, tensor.dtype, tensor.device, rules.density_of(name) if sparse else None, kind)
 
 
 def _group(key: _Key, members: list[str], parameters: Mapping[str, Tensor]) -> Group:

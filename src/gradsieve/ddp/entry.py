@@ -22,7 +22,7 @@ from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
 from gradsieve.groups import cut_into_groups
-from gradsieve.optim.adam import aware, checked_optimizer
+from gradsieve.optim.adam import aware, checked_optimizer, owned_by, rates
 from gradsieve.recipes import Recipe
 from gradsieve.rules import Rules
 from gradsieve.scaling import Scaler, check_scaler
@@ -90,14 +90,18 @@ def attach(
     check_scaler(scaler)
     parameters = _parameters(model)
     the_rules = rules or Rules()
-    groups = cut_into_groups(parameters, the_rules, group_mb)
+    if optimizer is not None:
+        optimizer = checked_optimizer(optimizer, parameters)
+        parameters = owned_by(optimizer, parameters)
+    groups = cut_into_groups(
+        parameters, the_rules, group_mb, None if optimizer is None else rates(optimizer, parameters)
+    )
     unused = bool(model.find_unused_parameters or model.static_graph)
     chosen, schedule = chosen_exchange(recipe, density, updates=optimizer is not None)
     settings = Settings(chosen, schedule, local_clip_norm, check_replicas_every, unused)
     the_outer = _outer(optimizer, local_steps, outer)
     if optimizer is not None:
         settings = for_updates(settings, the_outer)
-        optimizer = checked_optimizer(optimizer, parameters)
     network = _Network.twin(model.process_group, timeout_seconds)
     network.agree(groups[0].device, {**handshake.facts(groups, settings, the_rules), "outer": repr(the_outer)})
     names = {tensor: name for name, tensor in parameters.items()}

@@ -181,3 +181,15 @@ def aware(optimizer: Optimizer, num_ranks: int) -> Optimizer:
     if isinstance(optimizer, OwnGradients):
         optimizer.for_ranks(num_ranks)
     return optimizer
+
+
+def owned_by(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters that the optimizer moves: no others have updates."""
+    owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+    return {name: tensor for name, tensor in parameters.items() if id(tensor) in owned}
+
+
+def rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+    """Each parameter's learning rate. Updates of different size must not share the step size of one message."""
+    by_identity = {id(tensor): group.get("lr", 0.0) for group in optimizer.param_groups for tensor in group["params"]}
+    return {name: float(by_identity[id(tensor)]) for name, tensor in parameters.items()}

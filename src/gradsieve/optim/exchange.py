@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -76,7 +76,11 @@ def take_state_from(state: Mapping[str, Any], sieve: Sieve) -> dict[str, Any]:
 
 
 def agreed(
-    parameters: Mapping[str, Tensor], settings: Settings, options: Options, **facts: str
+    parameters: Mapping[str, Tensor],
+    settings: Settings,
+    options: Options,
+    kinds: Mapping[str, Hashable] | None = None,
+    **facts: str,
 ) -> tuple[tuple[Group, ...], CountingComm]:
     """Groups and network, once all ranks have found that they mean the same and begin with the same parameters."""
     unknown = set(options) - set(Options.__annotations__)
@@ -86,7 +90,7 @@ def agreed(
     if start not in START:
         raise InputError(f"start must be one of {', '.join(START)}, got {start!r}")
     rules = options.get("rules") or Rules()
-    groups = cut_into_groups(parameters, rules, options.get("group_mb"))
+    groups = cut_into_groups(parameters, rules, options.get("group_mb"), kinds)
     comm = CountingComm(_network(options.get("comm"), options.get("timeout_seconds")))
     handshake.compare({**handshake.facts(groups, settings, rules), **facts}, comm)
     begin_alike(parameters, start, comm)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from gradsieve.engine import Settings
 from gradsieve.errors import InputError
-from gradsieve.optim.adam import aware
+from gradsieve.optim.adam import aware, rates
 from gradsieve.optim.exchange import Options, agreed
 from gradsieve.optim.named import Named
 from gradsieve.recipes import Recipe
@@ -38,7 +38,7 @@ class UpdateExchange:
             )
         settings = for_updates(Settings(recipe, schedule, options.get("local_clip_norm")), outer)
         with torch.no_grad():
-            groups, comm = agreed(parameters, settings, options, outer=repr(outer))
+            groups, comm = agreed(parameters, settings, options, rates(optimizer, parameters), outer=repr(outer))
             self.engine = UpdateEngine(groups, settings, comm, parameters, outer)
         self.sieve = UpdateSieve(self.engine, sinks=options.get("sinks", ()))
         self.sieve.follow(parameters, aware(optimizer, comm.size))

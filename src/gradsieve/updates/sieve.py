@@ -118,9 +118,23 @@ def bind(module: nn.Module, optimizer: Optimizer, local: LocalModel, before_trai
         else:
             local.rest()
 
+    num_moved = _num_parameters(optimizer)
+
+    def step(local: LocalModel) -> None:
+        if _num_parameters(optimizer) != num_moved:
+            raise InputError(
+                "the optimizer has other parameters than when attach was called: give it all parameters first, with a "
+                "learning rate of zero for those that are to be trained later"
+            )
+        local.ahead()
+
     rest = call(LocalModel.rest)
     module.register_forward_pre_hook(call(turn))
     module.register_state_dict_pre_hook(rest)  # type: ignore[no-untyped-call]
     module.register_load_state_dict_pre_hook(rest)  # type: ignore[no-untyped-call]
-    optimizer.register_step_pre_hook(call(LocalModel.ahead))
+    optimizer.register_step_pre_hook(call(step))
     optimizer.register_step_post_hook(rest)
+
+
+def _num_parameters(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
