@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+from gradsieve import Outer
 from gradsieve.cli import main
 from gradsieve.errors import InputError, UnknownNameError
-from gradsieve.feedback import MomentumResidual, NoFeedback
+from gradsieve.feedback import MomentumResidual, NoFeedback, Residual
 from gradsieve.lab.train import checkpoint
 from gradsieve.lab.train.exchange import Exchange
 from gradsieve.lab.train.journal import read_rows
@@ -105,6 +106,19 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, capsys: pyte
     assert "recipe cannot change in a resumed run: it was oktopk, got topka" in capsys.readouterr().err
     assert main(["train", "--resume", str(cut), "--workers", "3"]) == 2
     assert "was saved by 2 workers, this run has 3" in capsys.readouterr().err
+
+
+def test_a_resumed_exchange_of_updates_equals_the_uninterrupted_one(tmp_path: Path) -> None:
+    """Every rank goes on from its own optimizer's state, and from an exchange that was still to come."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(*SMALL, "--recipe", "onebit-updates", "--steps", "7", "--checkpoint-every", "3", "--out", str(whole))
+    shutil.copytree(whole, cut)
+    for later in checkpoint.finished(cut)[1:]:
+        later.rename(tmp_path / later.name)
+    (cut / "result.json").unlink()
+    run("--resume", str(cut))
+    assert result(cut)["digest"] == result(whole)["digest"]
+    assert result(cut)["scores"] == result(whole)["scores"]
 
 
 def full_disk(worker: Worker, folder: Path) -> str:
@@ -308,6 +322,22 @@ def test_variants_of_recipes() -> None:
     assert [schedule.density_at(step) for step in (0, 10, 20, 999)] == [0.015625, 0.004, 0.001, 0.001]
     with pytest.raises(UnknownNameError, match="dense-nofeedback"):
         Exchange("dense-nofeedback")
+
+
+def test_exchanges_of_updates_by_name() -> None:
+    preset = WORKLOADS["gpt"].preset()
+    updates = Exchange("onebit-updates")
+    assert updates.of_updates
+    assert updates.peer is None
+    assert updates.optimizer(preset) == preset.optimizer
+    assert updates.schedule(preset, 10).density_at(0) == 0.5
+    assert isinstance(Exchange("dgc-updates").build(preset).feedback, Residual)
+    diloco = Exchange("diloco-16")
+    assert diloco.peer is None
+    assert diloco.outer == Outer(local_steps=16, rate=0.7, momentum=0.9)
+    assert diloco.schedule(preset, 10).density_at(0) == 1.0
+    assert Exchange("local-adam-8").outer == Outer(local_steps=8)
+    assert not Exchange("oktopk").of_updates
 
 
 def test_a_plan_survives_json_and_stops_where_it_should() -> None:

@@ -43,9 +43,15 @@ class UpdateSieve(Sieve):
         self._exchange_now = exchange_now
 
     def before_training(self) -> None:
-        """Have the optimizer go on from this rank's own state: a framework may have loaded rank 0's over it."""
+        """Have the optimizer go on from this rank's own state: a framework may have loaded rank 0's over it.
+
+        Settings stay as they are: a scheduler may have set the learning rate since.
+        """
         if self._loaded is not None:
+            settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(self._loaded)
+            for group, kept in zip(self.optimizer.param_groups, settings, strict=True):
+                group.update(kept)
             self._loaded = None
 
     @property

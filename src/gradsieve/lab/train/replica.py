@@ -72,7 +72,8 @@ class Replica:
         setting = plan.exchange.optimizer(self.preset)
         self.optimizer = setting.build(self.bare)
         self._rate = replace(self.preset, optimizer=setting).rate
-        self.probe = Probe() if plan.probe_every is not None and self.peer is None else None
+        probed = plan.probe_every is not None and self.peer is None and not plan.exchange.of_updates
+        self.probe = Probe() if probed else None
         self.sieve = self._attached()
         self.step = 0
         self._in_network = in_network
