@@ -39,9 +39,13 @@ MAKERS: dict[str, Any] = {
 }
 
 
+torch.manual_seed(5)
+START = nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 3))
+
+
 def net() -> nn.Sequential:
-    torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(12, 40), nn.Tanh(), nn.Linear(40, 3))
+    """A copy: ranks are threads, and share one random generator."""
+    return copy.deepcopy(START)
 
 
 def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
@@ -118,11 +122,12 @@ def test_local_steps_exchange_every_so_many() -> None:
     assert run_ranks(2, rank) == [[0, 0, 1, 1, 1, 2, 2]] * 2
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one() -> None:
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_resumed_run_equals_the_uninterrupted_one(ahead: bool) -> None:
     def rank(comm: Comm) -> bool:
         def started(model: nn.Module) -> DistributedOptimizer:
             inner = MAKERS["adamw"](model.parameters())
-            outer = Outer(local_steps=2, momentum=0.3, decay=0.9)
+            outer = Outer(local_steps=2, momentum=0.3, decay=0.9, ahead=ahead)
             return DistributedOptimizer(inner, model, exchange="updates", outer=outer, comm=comm, rules=RULES)
 
         straight, half, again = net(), net(), net()

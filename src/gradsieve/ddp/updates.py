@@ -43,8 +43,11 @@ class UpdateFeed:
             self.exchange(joined=True)  # DDP's `join`: this rank's inputs have ended, and it runs no forward pass
         if bucket.is_last():
             self.engine.count_local_step()
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
+        buffer = bucket.buffer()
+        future: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[buffer.device] if buffer.device.type == "cuda" else None
+        )
+        future.set_result(buffer)
         return future
 
     def exchange(self, *, joined: bool = False) -> None:

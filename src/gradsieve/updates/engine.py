@@ -63,14 +63,20 @@ class UpdateEngine(Engine):
         """The distance from a parameter's shared to its local value on this rank, flat."""
         return self.residual(name) if self.outer.ahead else self._part(self._moved, name)
 
-    def outer_state(self) -> dict[str, Tensor]:
-        """The velocity of each parameter of the shared model; empty without outer momentum."""
-        return {name: self._part(self.velocity, name).clone() for name in self.places} if self.velocity else {}
+    def outer_state(self) -> dict[str, dict[str, Tensor]]:
+        """What the outer settings need besides residuals, by kind and parameter; empty for the default."""
+        kinds = {"velocity": self.velocity, "moved": self._moved}
+        return {
+            kind: {name: self._part(vectors, name).clone() for name in self.places}
+            for kind, vectors in kinds.items()
+            if vectors
+        }
 
-    def load_outer_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_outer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on from what `outer_state` gave."""
-        for name, velocity in state.items():
-            self._part(self.velocity, name).copy_(velocity)
+        for kind, vectors in (("velocity", self.velocity), ("moved", self._moved)):
+            for name in self.places if vectors else ():
+                self._part(vectors, name).copy_(state[kind][name])
 
     def count_local_step(self) -> None:
         """One more backward pass, which a step follows. All ranks count alike, also one that skips its step."""
