@@ -216,7 +216,9 @@ class Replica:
 
     def _update(self) -> None:
         if self.preset.clip_norm is not None and (self.sieve is None or self.plan.exchange.of_updates):
-            torch.nn.utils.clip_grad_norm_(self.bare.parameters(), self.preset.clip_norm)
+            # One rank's gradient is mostly noise, and longer than the mean of all by the root of their number.
+            longer = self.size**0.5 if self.plan.exchange.of_updates else 1.0
+            torch.nn.utils.clip_grad_norm_(self.bare.parameters(), longer * self.preset.clip_norm)
         self.optimizer.step()
         if self.peer is not None:
             self.peer.after_update()
