@@ -17,6 +17,7 @@ from ddp_models import (
     GROUP_MB,
     Net,
     Whole,
+    attached,
     digest,
     loss_of,
     parameters_digest,
@@ -319,6 +320,12 @@ def adam_on_sparse_gradients_is_warned_of_once(rank: int) -> None:
         warnings.simplefilter("error")
         train(model, range(2), rank, optimizer)
     sieve.close()
+    # Several models: torch iterates over its hooks while it calls them, and none may be removed meanwhile.
+    several = [attached("oktopk") for _ in range(3)]
+    for model, _, optimizer in several:
+        train(model, range(2), rank, optimizer)
+    for _, sieve, _ in several:
+        sieve.close()
 
 
 def rates_of_their_own_have_groups_of_their_own(rank: int) -> None:

@@ -27,17 +27,17 @@ class Advice:
         self._handle = register_optimizer_step_pre_hook(self._look)
 
     def close(self) -> None:
-        """Look no more."""
+        """Look no more. Not to be called from the hook itself: torch iterates over hooks while it calls them."""
         self._handle.remove()
 
     def _look(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if all(held() is None for held in self._sparse.values()):
-            self.close()
+        if not self._sparse:
+            return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         held = [self._sparse.get(id(parameter), _nothing)() for parameter in parameters]
         if not any(ours is theirs for ours, theirs in zip(held, parameters, strict=True)):
             return
-        self.close()
+        self._sparse = {}
         if isinstance(optimizer, LOSING):
             warnings.warn(
                 f"torch.optim.{type(optimizer).__name__} steps on sparsely exchanged gradients and loses much of what "

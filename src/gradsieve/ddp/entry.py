@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -108,7 +109,8 @@ def attach(
     if optimizer is None:
         sieve = Sieve(network.engine(lambda: Engine(groups, settings, network.comm)), *network.ends, sinks)
         if network.comm.size > 1:
-            Advice(parameters[name] for group in groups if group.sparse for name in group.names)
+            advice = Advice(parameters[name] for group in groups if group.sparse for name in group.names)
+            weakref.finalize(sieve, advice.close)
         feed: Feed | UpdateFeed = Feed(sieve, names, scaler)
         model.register_comm_hook(feed, exchange_hook)
     else:
