@@ -69,7 +69,7 @@ def attach(
         density: Fraction of entries to send per step, or a schedule of it. Updates have a default, 0.5.
         optimizer: The optimizer that trains this model; given, updates are exchanged.
         local_steps: Optimizer steps from exchange to exchange; 1 if not given. Updates only.
-        outer: How the shared model follows what is delivered (DiLoCo, SparseLoCo); plainly if not given. Updates only.
+        outer: How the shared model follows the delivered mean (DiLoCo, SparseLoCo); plainly if not given. Updates only.
         adapt: Whether Adam and AdamW are corrected for stepping on own gradients. Updates only.
         rules: Which parameters go dense; small and 1-D ones if not given.
         group_mb: The most that is selected from and sent as one. None is the whole model, as in the papers, and leaves

@@ -15,7 +15,7 @@ from gradsieve.errors import InputError
 
 @dataclass(frozen=True)
 class Outer:
-    """How the shared model follows what is delivered."""
+    """How the shared model follows the delivered mean."""
 
     local_steps: int = 1  # optimizer steps from exchange to exchange; more sends less, and lets local models part
     rate: float = 1.0  # of the mean that moves the shared model; more follows faster

@@ -80,7 +80,7 @@ class Exchange:
 
     @property
     def outer(self) -> Outer | None:
-        """How a shared model follows what is delivered; None is the default."""
+        """How a shared model follows the delivered mean; None is the default."""
         return LOCAL.get(self.recipe)
 
     @property
