@@ -17,6 +17,7 @@ c, so torch's fused and foreach kernels do the work: one call for all parameters
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -171,6 +172,7 @@ def checked_optimizer(optimizer: object, parameters: Mapping[str, Tensor]) -> Op
     owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     if not any(id(tensor) in owned for tensor in parameters.values()):
         raise InputError("the optimizer has none of the model's parameters: give the one that trains this model")
+    check_one_gradient(optimizer)
     return optimizer
 
 
@@ -181,6 +183,16 @@ def aware(optimizer: Optimizer, num_ranks: int) -> Optimizer:
     if isinstance(optimizer, OwnGradients):
         optimizer.for_ranks(num_ranks)
     return optimizer
+
+
+def check_one_gradient(optimizer: Optimizer) -> None:
+    """Refuse optimizers that must have a closure, such as LBFGS."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InputError(
+            f"{type(optimizer).__name__} evaluates the model several times a step and compares losses, which differ "
+            "from rank to rank: use an optimizer that takes one gradient a step"
+        )
 
 
 def owned_by(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

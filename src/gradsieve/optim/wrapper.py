@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Literal, Unpack
 
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from gradsieve.errors import InputError
 from gradsieve.feedback import MomentumResidual
+from gradsieve.optim.adam import check_one_gradient
 from gradsieve.optim.exchange import STATE_KEY, Exchange, Options, check_dense, flat, take_state_from
 from gradsieve.optim.named import Named, parameters_of
 from gradsieve.optim.updates import UpdateExchange
@@ -170,12 +170,7 @@ def _check_optimizer(optimizer: object) -> None:
         raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, DistributedOptimizer):
         raise InputError("this optimizer exchanges gradients already: wrap it once only")
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InputError(
-            f"{type(optimizer).__name__} evaluates the model several times a step and compares losses, which differ "
-            "from rank to rank: use an optimizer that takes one gradient a step"
-        )
+    check_one_gradient(optimizer)
 
 
 def _check_exchange(exchange: str, local_steps: int | None, outer: Outer | None, scaler: Scaler | None) -> None:
