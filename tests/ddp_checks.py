@@ -11,6 +11,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -54,10 +55,10 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-def run_checks(worker: Worker, names: Sequence[str]) -> None:
+def run_checks(worker: Worker, names: Sequence[str], module: str = __name__) -> None:
     torch.set_num_threads(1)
     for name in names:
-        check: Callable[[int], None] = globals()[name]
+        check: Callable[[int], None] = getattr(import_module(module), name)
         try:
             check(worker.rank)
         except BaseException as error:

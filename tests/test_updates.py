@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Sequence
-
 import pytest
-import torch
-import torch.distributed as dist
 
 import updates_checks
-from gradsieve.lab.workers import Worker, run_workers
+from ddp_checks import run_checks
+from gradsieve.lab.workers import run_workers
 
 RANKS = 4
 CHECKS = [
@@ -34,20 +30,6 @@ CHECKS = [
 ]
 
 
-def run_checks(worker: Worker, names: Sequence[str]) -> None:
-    torch.set_num_threads(1)
-    for name in names:
-        check: Callable[[int], None] = getattr(updates_checks, name)
-        try:
-            check(worker.rank)
-        except BaseException as error:
-            where = " < ".join(
-                f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_tb(error.__traceback__))
-            )
-            raise AssertionError(f"{name}: {type(error).__name__}: {error} [{where}]") from error
-        dist.barrier()
-
-
 @pytest.mark.timeout(600)
 def test_updates() -> None:
-    run_workers(RANKS, run_checks, CHECKS)
+    run_workers(RANKS, run_checks, CHECKS, updates_checks.__name__)

@@ -3,7 +3,7 @@
 Every rank trains a local model, which is the shared model minus this rank's residual:
 1. forward and backward run on the local model, so a rank sees the effect of its own undelivered updates at once;
 2. the rank's optimizer moves the local model, and the distance it moved is added to the residual;
-3. residuals are exchanged by a recipe; the mean of what is delivered moves the shared model, on all ranks alike.
+3. residuals are exchanged by a recipe; the delivered mean moves the shared model, on all ranks alike.
 The mean of all local models therefore moves exactly as far as the mean of all updates, whatever is delivered when.
 
 Why: error feedback in front of an optimizer delays gradients. Directions of strong curvature do not bear delay, and

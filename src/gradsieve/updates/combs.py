@@ -146,6 +146,6 @@ class CombDrift(Drift):
     def settle(  # type: ignore[override]
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: CombState
     ) -> CombState:
-        """What is left over replaces the comb's residual once the step counts."""
+        """The leftover replaces the comb's residual once the step counts."""
         assert isinstance(grad, CombPieces)
         return CombState(state.residual, grad.comb, self.left_of(accumulated, local, leftover))
