@@ -24,7 +24,7 @@ from gradsieve.wire.values import VALUE_CODES
 
 CPU = torch.device("cpu")
 EXPECTED = Expected(rank=0, numel=50, k=5, dtype=torch.float32, device=CPU)
-BITS = {"plain": 64, "float32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "sign": 1}
+BITS = {"plain": 64, "float32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "sign": 1, "bit": 1}
 
 
 def expected(numel: int, dtype: torch.dtype = torch.float32) -> Expected:
@@ -130,12 +130,22 @@ def test_a_sign_carries_the_mean_magnitude() -> None:
     assert seen.tolist() == [2.5, -2.5, 2.5, -2.5]
 
 
+def test_a_bit_carries_the_mean_magnitude_of_the_whole_message() -> None:
+    """Also where chunks of 1,024 values, which signs are encoded by, differ and the last one is short."""
+    values = torch.cat([torch.full((1024,), 1.0), torch.full((1000,), -4.0)])
+    packed = Codec(values="bit").pack(SparseVector(torch.arange(2024), values, 2024), expected(2024), 0)
+    mean = torch.tensor((1024 * 1.0 + 1000 * 4.0) / 2024)
+    assert torch.allclose(packed.seen.values, values.sign() * mean)
+    arrived = unpack(packed.message, expected(2024), 0, 2024, source=1).vector
+    assert torch.equal(arrived.values, packed.seen.values)
+
+
 @pytest.mark.parametrize("name", BITS)
 def test_a_value_takes_the_bits_its_name_says(name: str) -> None:
     count = 20_480
     sent = SparseVector(torch.arange(count), torch.randn(count, dtype=torch.float64), count)
     size = Codec(values=name).pack(sent, expected(count, torch.float64), 0).message.numel()
-    scales = {"int8": 4 * count / 128, "int4": 4 * count / 128, "sign": 4 * count / 1024}.get(name, 0)
+    scales = {"int8": 4 * count / 128, "int4": 4 * count / 128, "sign": 4 * count / 1024, "bit": 8}.get(name, 0)
     most = OVERHEAD_BYTES + scales + count * BITS[name] / 8
     assert size == most or (name == "bf16" and size < 0.9 * most)
 
@@ -162,7 +172,7 @@ def test_what_a_code_cannot_hold_travels_exact(name: str, bad: float) -> None:
     assert torch.isfinite(arrived.values).all() == math.isfinite(bad)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "sign"])
+@pytest.mark.parametrize("name", ["int8", "int4", "sign", "bit"])
 def test_values_too_small_for_a_scale_are_left_over(name: str) -> None:
     tiny = vector([1, 2], [1e-45, -1e-44])
     packed = Codec(values=name).pack(tiny, EXPECTED, 0)
