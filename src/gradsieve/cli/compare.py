@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gradsieve.lab.train.plan import Plan
 
 Row = dict[str, Any]
-AROUND = ("workers", "timeout", "as_json", "out", "recipes", "seeds", "values")
+AROUND = ("workers", "timeout", "as_json", "out", "recipes", "seeds", "first_seed", "values")
 
 
 @click.command()
@@ -43,7 +43,10 @@ AROUND = ("workers", "timeout", "as_json", "out", "recipes", "seeds", "values")
     show_default=True,
     help="Codes of values, with commas; own: the recipe's own code.",
 )
-@click.option("--seeds", type=str, callback=count, default=3, show_default=True, help="Runs of each: seeds 0, 1, …")
+@click.option("--seeds", type=str, callback=count, default=3, show_default=True, help="Runs of each.")
+@click.option(
+    "--first-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first run; then + 1, …"
+)
 @run_options
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for results.  [default: runs/compare-…]")
 def compare(**options: Any) -> None:  # fmt: skip
@@ -58,7 +61,7 @@ def compare(**options: Any) -> None:  # fmt: skip
     exchanges = mixtures(plan.exchange, around["recipes"], around["values"])
     plan.check_with(exchanges)
     folder = run_folder(around["out"], f"compare-{plan.workload}")
-    run_comparison(plan, exchanges, range(around["seeds"]), folder, around)
+    run_comparison(plan, exchanges, range(around["first_seed"], around["first_seed"] + around["seeds"]), folder, around)
 
 
 def run_comparison(

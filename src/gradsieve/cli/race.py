@@ -30,6 +30,7 @@ AROUND = (
     "networks",
     "ranks",
     "seeds",
+    "first_seed",
     "margin",
     "timed_steps",
     "out",
@@ -55,7 +56,10 @@ AROUND = (
     "--ranks", "--hosts", "ranks", type=str, callback=count, default=4, show_default=True, metavar="P", help="Workers."
 )
 @click.option("--steps", type=str, callback=count, default=400, show_default=True, help="Of each run.")
-@click.option("--seeds", type=str, callback=count, default=1, show_default=True, help="Runs of each: seeds 0, 1, …")
+@click.option("--seeds", type=str, callback=count, default=1, show_default=True, help="Runs of each.")
+@click.option(
+    "--first-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first run; then + 1, …"
+)
 @click.option("--evaluate-every", type=str, callback=count, help="Steps between tests.  [default: 1/40]")
 @workload_options
 @click.option("--margin", type=float, default=0.03, show_default=True, help="How far the target is above dense's end.")
@@ -84,7 +88,7 @@ def train(**options: Any) -> None:
     race = TrainPlan(
         plan,
         raced,
-        range(around["seeds"]),
+        range(around["first_seed"], around["first_seed"] + around["seeds"]),
         networks or (LOOPBACK,),
         around["ranks"],
         around["margin"],
