@@ -80,6 +80,24 @@ def test_reduce_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < by_name["oktopk"]["calls_per_step"] <= 4
 
 
+def test_optimizer_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "bench optimizer --numel 3000 --tensors 2 7 --threads 1 --repeats 3 --json"
+    assert main(command.split()) == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    assert [(row["method"], row["tensors"]) for row in rows] == [
+        (name, tensors) for tensors in (2, 7) for name in ("torch.optim.AdamW", "gradsieve.AdamW")
+    ]
+    for row in rows:
+        assert (row["numel"], row["ranks"], row["threads"], len(row["raw_seconds"])) == (3000, 4, 1, 4)
+        assert row["mean_seconds"] == pytest.approx(sum(row["raw_seconds"]) / 4)
+    assert [row["ratio_to_torch"] for row in rows[::2]] == [1.0, 1.0]
+
+
+def test_optimizer_refuses_more_tensors_than_entries(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "optimizer", "--numel", "5", "--tensors", "7"]) == 2
+    assert "5 entries do not fill 7 tensors" in capsys.readouterr().err
+
+
 def test_gradients_are_new_each_time_heavy_tailed_and_reproducible() -> None:
     numel = 200_000
     first, again = Gradients(numel), Gradients(numel)

@@ -337,6 +337,12 @@ def test_exchanges_of_updates_by_name() -> None:
     assert diloco.outer == Outer(local_steps=16, rate=0.7, momentum=0.9)
     assert diloco.schedule(preset, 10).density_at(0) == 1.0
     assert Exchange("local-adam-8").outer == Outer(local_steps=8)
+    assert not Exchange("local-adam-8").adapts
+    several = Exchange("oktopk-updates-8")
+    assert several.outer == Outer(local_steps=8)
+    assert several.adapts
+    assert several.of_updates
+    assert several.build(preset) == Exchange("oktopk-updates").build(preset)
     assert not Exchange("oktopk").of_updates
 
 

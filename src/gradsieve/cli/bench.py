@@ -20,6 +20,7 @@ from gradsieve.cli.measures import (
     ranks_option,
     repeats_option,
     show,
+    threads_option,
     values_option,
 )
 from gradsieve.cli.race import break_even, train
@@ -28,27 +29,19 @@ from gradsieve.errors import InputError
 
 SELECT_NUMELS = (1_000_000, 4_000_000, 14_700_000, 66_000_000)
 REDUCE_NUMELS = (14_700_000,)
+OPTIMIZER_NUMELS = (2_000_000, 25_000_000)
 
 
 @click.group()
 def bench() -> None:
-    """Measure on this machine: selection, exchange, the wire, overlap, training."""
+    """Measure on this machine: selection, exchange, the wire, overlap, optimizers, training."""
 
 
 @bench.command(cls=ManyValues)
 @click.option("--method", "methods", multiple=True, metavar="NAME ...", help="Selectors; all if none is named.")
 @numel_option(SELECT_NUMELS)
 @density_option()
-@click.option(
-    "--threads",
-    multiple=True,
-    type=str,
-    callback=counts,
-    default=(1, 2),
-    show_default=True,
-    metavar="T ...",
-    help="Threads of torch.",
-)
+@threads_option()
 @repeats_option(15)
 @json_option()
 def select(
@@ -210,6 +203,40 @@ def overlap(
     with termination_unwinds(), measuring() as progress:
         report = bench_overlap(plan, progress)
     show(report, "Exchange beside backward", COLUMNS, as_json)
+
+
+@bench.command(cls=ManyValues)
+@numel_option(OPTIMIZER_NUMELS)
+@click.option(
+    "--tensors",
+    multiple=True,
+    type=str,
+    callback=counts,
+    default=(4, 100),
+    show_default=True,
+    metavar="N ...",
+    help="Tensors that the parameters are in.",
+)
+@click.option("--ranks", type=str, callback=count, default=4, show_default=True, metavar="P", help="Ranks to step for.")
+@threads_option()
+@repeats_option(40)
+@json_option()
+def optimizer(
+    numels: Sequence[int],
+    tensors: Sequence[int],
+    ranks: int,
+    threads: Sequence[int],
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Time of a step of gradsieve.AdamW, against torch's fused AdamW, in turns."""
+    from gradsieve.lab.bench.optimizer import COLUMNS, OptimizerPlan, bench_optimizer
+
+    if max(tensors) > min(numels):
+        raise InputError(f"{min(numels):,} entries do not fill {max(tensors):,} tensors: use fewer --tensors")
+    with measuring() as progress:
+        report = bench_optimizer(OptimizerPlan(numels, tensors, ranks, threads, repeats), progress)
+    show(report, "A step of AdamW", COLUMNS, as_json)
 
 
 bench.add_command(train)

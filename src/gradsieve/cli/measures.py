@@ -74,22 +74,37 @@ def values_option() -> Callable[[F], F]:
     return _several("--values", default=("own",), metavar="CODE ...", help=VALUES_HELP)
 
 
+def threads_option() -> Callable[[F], F]:
+    """Threads of torch."""
+    return click.option(
+        "--threads",
+        multiple=True,
+        type=str,
+        callback=counts,
+        default=(1, 2),
+        show_default=True,
+        metavar="T ...",
+        help="Threads of torch.",
+    )
+
+
 def peer_options(command: F) -> F:
     """Whom to race."""
-    text = "DDP and its hooks; all in a network, else none."
+    text = "DDP and its hooks.  [default: the usual ones in a network, else none]"
     command = click.option("--no-peers", is_flag=True, help="Recipes only.")(command)
     return click.option("--peer", "peers", multiple=True, metavar="NAME ...", help=text)(command)
 
 
 def raced_peers(peers: Sequence[str], no_peers: bool, networks: Sequence[str]) -> list[str]:
-    """Those that were named; or all, in a network and unless told otherwise."""
+    """Those that were named; or the usual ones, in a network and unless told otherwise."""
     from gradsieve.lab.peers import PEERS
 
     if peers and no_peers:
         raise InputError("--peer and --no-peers exclude each other")
     for name in peers:
         PEERS[name]
-    return list(peers) or (list(PEERS) if networks and not no_peers else [])
+    usual = [name for name, peer in PEERS.items() if peer.usual]
+    return list(peers) or (usual if networks and not no_peers else [])
 
 
 def show(report: Report, title: str, columns: Sequence[Column], as_json: bool) -> None:

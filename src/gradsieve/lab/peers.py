@@ -26,7 +26,8 @@ LOCAL_STEPS = 4  # as in the documentation of torch's averager
 DENSE_SHARE = 0.1  # of the steps, before hooks that begin late do; what torch's documentation of PowerSGD advises
 EARLIEST_START = 2  # PowerSGD's: DDP cuts its buckets anew after the first step
 WHOLE_MODEL_MB = 100_000
-POWER_SGD_RANKS = (1, 2, 4)
+POWER_SGD_RANKS = (1, 2, 4, 8, 16, 32)
+USUAL_RANKS = (1, 2, 4)
 
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 MakeHook = Callable[[int], tuple[Any, Hook]]
@@ -63,13 +64,15 @@ class Peer:
     description: str
     make_hook: MakeHook | None = None  # None: DDP's own dense all_reduce
     bucket_mb: int | None = None  # None is as DDP has it: 25, but 1 for the first, which any number would change
-    begins_late: bool = False  # whether a run should exchange as DDP does at first
+    begins_late: bool = False  # whether a run should exchange as DDP does at first, for a share of its steps
+    earliest_start: int = 0  # step before which it exchanges as DDP does in any case
     local_steps: int = 1  # between two averagings of the model, if gradients are not exchanged at all
     bytes_received: CountBytes = dense_bytes
+    usual: bool = True  # whether it is raced where no peers are named
 
     def num_dense_steps(self, total_steps: int) -> int:
         """Of a run, before the hook begins."""
-        return round(DENSE_SHARE * total_steps) if self.begins_late else 0
+        return max(self.earliest_start, round(DENSE_SHARE * total_steps) if self.begins_late else 0)
 
 
 def _power_sgd(rank: int) -> MakeHook:
@@ -153,11 +156,36 @@ def _installed_elsewhere() -> dict[str, Peer]:
     return {"grace-topk": Peer("GRACE's top-k of 1 %", _grace_topk, WHOLE_MODEL_MB, bytes_received=_grace_bytes)}
 
 
-def _as_power_sgd(description: str, make_hook: MakeHook, bytes_received: CountBytes) -> Peer:
+def _as_power_sgd(
+    description: str, make_hook: MakeHook, bytes_received: CountBytes, *, early: bool = False, usual: bool = True
+) -> Peer:
     """PowerSGD starts collectives in callbacks, and over Gloo ranks would start those of several buckets in different
     orders, which crashes. So the whole model is one bucket.
     """
-    return Peer(description, make_hook, WHOLE_MODEL_MB, begins_late=True, bytes_received=bytes_received)
+    return Peer(
+        description,
+        make_hook,
+        WHOLE_MODEL_MB,
+        begins_late=not early,
+        earliest_start=EARLIEST_START,
+        bytes_received=bytes_received,
+        usual=usual,
+    )
+
+
+def _power_sgd_peers() -> dict[str, Peer]:
+    """PowerSGD by itself, after a dense tenth of the steps or at once, and of all matrices as one."""
+    peers = {}
+    for rank in POWER_SGD_RANKS:
+        usual, made = rank in USUAL_RANKS, (_power_sgd(rank), _power_sgd_bytes(rank))
+        peers[f"powersgd-{rank}"] = _as_power_sgd(f"PowerSGD, rank {rank}", *made, usual=usual)
+        peers[f"powersgd-early-{rank}"] = _as_power_sgd(
+            f"PowerSGD, rank {rank}, from step {EARLIEST_START} on", *made, early=True, usual=False
+        )
+        peers[f"powersgd-batched-{rank}"] = _as_power_sgd(
+            f"PowerSGD of all as one square, rank {rank}", _batched_power_sgd(rank), _batched_bytes(rank), usual=usual
+        )
+    return peers
 
 
 PEERS: Registry[Peer] = Registry(
@@ -174,18 +202,7 @@ PEERS: Registry[Peer] = Registry(
             lambda start: (None, _bf16_hook),
             bytes_received=lambda shapes, size: dense_bytes(shapes, size) / 2,
         ),
-        **{
-            f"powersgd-{rank}": _as_power_sgd(f"PowerSGD, rank {rank}", _power_sgd(rank), _power_sgd_bytes(rank))
-            for rank in POWER_SGD_RANKS
-        },
-        **{
-            f"powersgd-batched-{rank}": _as_power_sgd(
-                f"PowerSGD of all as one square, rank {rank}",
-                _batched_power_sgd(rank),
-                _batched_bytes(rank),
-            )
-            for rank in POWER_SGD_RANKS
-        },
+        **_power_sgd_peers(),
         "quantized-8bit": Peer(
             "all_gather of bytes",
             lambda start: (None, _quantized_hook),

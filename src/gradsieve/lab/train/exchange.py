@@ -26,12 +26,16 @@ LAZY = "-lazy"
 UPDATES = "-updates"
 VARIANTS = (WITHOUT, CORRECTED, PLAIN, LAZY, UPDATES)
 DENSE_VARIANTS = (PLAIN, LAZY)
-LOCAL_STEPS = (4, 8, 16, 32, 64, 128)
+LOCAL_STEPS = (2, 4, 8, 16, 32, 64, 128)
 LOCAL: dict[str, Outer] = {
     **{f"diloco-{steps}": DILOCO.every(steps) for steps in LOCAL_STEPS},
     **{f"local-adam-{steps}": Outer(local_steps=steps) for steps in LOCAL_STEPS},
 }
 """Baselines that average the models of so many local steps densely, with the optimizer as it is."""
+SPARSE_LOCAL: dict[str, Outer] = {
+    f"{name}{UPDATES}-{steps}": Outer(local_steps=steps) for name in RECIPES if name != DENSE for steps in LOCAL_STEPS
+}
+"""Recipes that exchange the updates of so many local steps."""
 
 EXCHANGES: Registry[str] = Registry(
     "recipe",
@@ -41,11 +45,13 @@ EXCHANGES: Registry[str] = Registry(
         **{f"{DENSE}{ending}": DENSE for ending in DENSE_VARIANTS},
         **{name: DENSE for name in PEERS if name != "ddp"},  # which is dense
         **dict.fromkeys(LOCAL, DENSE),
+        **{name: name.partition(UPDATES)[0] for name in SPARSE_LOCAL},
     },
 )
 """Every recipe; every one without error feedback, to show what feedback is for; with DGC's momentum correction; without
 the optimizer's momentum, at the rate that momentum comes to; with an Adam that counts deliveries; with updates
-exchanged instead of gradients; to the recipe's own name. And the peers, which have none of it.
+exchanged instead of gradients, after one or several local steps; to the recipe's own name. And the peers, which have
+none of it.
 """
 RATE_MARK = "@"
 
@@ -76,12 +82,17 @@ class Exchange:
     @property
     def of_updates(self) -> bool:
         """Whether every rank steps on its own gradient and the ranks exchange what the optimizer did."""
-        return self.recipe.endswith(UPDATES) or self.recipe in LOCAL
+        return UPDATES in self.recipe or self.recipe in LOCAL
 
     @property
     def outer(self) -> Outer | None:
         """How a shared model follows the delivered mean; None is the default."""
-        return LOCAL.get(self.recipe)
+        return LOCAL.get(self.recipe) or SPARSE_LOCAL.get(self.recipe)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the optimizer is turned into its form for own gradients; baselines have it as it is."""
+        return self.of_updates and self.recipe not in LOCAL
 
     @property
     def peer(self) -> Peer | None:
@@ -113,7 +124,7 @@ class Exchange:
         made = replace(preset.sieve, recipe=base).build()
         coded = recipe(base, values=self.values)
         made = replace(made, reducer=replace(made.reducer, codec=coded.reducer.codec))
-        if self.recipe.endswith(UPDATES):
+        if UPDATES in self.recipe:
             return replace(made, feedback=Residual())
         if isinstance(made.feedback, MomentumResidual) or self.recipe.endswith(CORRECTED):
             momentum = 0.0 if self.recipe.endswith(PLAIN) else _momentum(preset.optimizer)

@@ -170,7 +170,7 @@ class Replica:
             density=self.schedule,
             optimizer=self.optimizer if updates else None,
             outer=self.plan.exchange.outer,
-            adapt=self.plan.exchange.outer is None,
+            adapt=self.plan.exchange.adapts,
             group_mb=self.plan.exchange.group_mb,
             local_clip_norm=None if updates else self._local_clip_norm(),
         )

@@ -1,0 +1,115 @@
+"""Time of an optimizer's step: this library's AdamW for own gradients, against torch's fused one."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradsieve.lab.bench.contest import Contender, Progress, contest, silent
+from gradsieve.lab.bench.gradients import Gradients
+from gradsieve.lab.bench.report import Column, Report, Row, environment, milliseconds, thousands, times
+from gradsieve.lab.machine import require_memory
+from gradsieve.optim import AdamW
+from gradsieve.optim.adam import ALWAYS_MEASURED, MEASURED_EVERY
+
+TORCH, OURS = "torch.optim.AdamW", "gradsieve.AdamW"
+
+COLUMNS = (
+    Column("method", "method"),
+    Column("numel", "numel", thousands),
+    Column("tensors", "tensors", thousands),
+    Column("ranks", "ranks"),
+    Column("threads", "threads"),
+    Column("seconds", "median", milliseconds),
+    Column("mean_seconds", "mean", milliseconds),
+    Column("ratio_to_torch", "mean / torch's", times),
+)
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    """What to measure: every combination of these."""
+
+    numels: Sequence[int]
+    tensors: Sequence[int]
+    ranks: int
+    threads: Sequence[int]
+    repeats: int
+
+
+class OptimizerContender:
+    """An optimizer with parameters of its own."""
+
+    warmup_steps = ALWAYS_MEASURED + MEASURED_EVERY  # what a step costs at the start is not what it costs later
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        (group,) = optimizer.param_groups
+        self._parameters: list[Tensor] = group["params"]
+
+    def step(self, grad: Tensor) -> float:
+        """Seconds of the step alone."""
+        parts = grad.split([parameter.numel() for parameter in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part
+        started = time.perf_counter()
+        self.optimizer.step()
+        return time.perf_counter() - started
+
+
+def bench_optimizer(plan: OptimizerPlan, progress: Progress = silent) -> Report:
+    """Measure all combinations."""
+    vectors = 1 + 2 * 3  # what is drawn; parameters and two moments of both
+    require_memory(4 * vectors * max(plan.numels), "use a smaller --numel")
+    before = torch.get_num_threads()
+    rows: list[Row] = []
+    try:
+        for numel in plan.numels:
+            for tensors in plan.tensors:
+                for threads in plan.threads:
+                    torch.set_num_threads(threads)
+                    cell: Row = {"numel": numel, "tensors": tensors, "ranks": plan.ranks, "threads": threads}
+                    rows += _measured(cell, plan.repeats, progress)
+    finally:
+        torch.set_num_threads(before)
+    return Report(environment(), rows)
+
+
+def _measured(cell: Row, repeats: int, progress: Progress) -> list[Row]:
+    contenders: Mapping[str, Contender[float]] = {
+        TORCH: OptimizerContender(torch.optim.AdamW(_parameters(cell), fused=True)),
+        OURS: OptimizerContender(_for_ranks(AdamW(_parameters(cell), fused=True), cell["ranks"])),
+    }
+    what = f"numel {cell['numel']:,} in {cell['tensors']:,} tensors, {cell['threads']} thread(s)"
+    # Whole periods of measured and other steps, or the mean is not that of a long run.
+    repeats = MEASURED_EVERY * -(-repeats // MEASURED_EVERY)
+    samples = contest(what, contenders, Gradients(cell["numel"]), repeats, progress)
+    means = {name: statistics.fmean(seconds) for name, seconds in samples.items()}
+    return [
+        {
+            "method": name,
+            **cell,
+            "repeats": repeats,
+            "seconds": statistics.median(seconds),
+            "mean_seconds": means[name],
+            "ratio_to_torch": means[name] / means[TORCH],
+            "raw_seconds": seconds,
+        }
+        for name, seconds in samples.items()
+    ]
+
+
+def _parameters(cell: Row) -> list[Tensor]:
+    parts = torch.full((cell["numel"],), 0.02).tensor_split(cell["tensors"])
+    return [part.clone().requires_grad_() for part in parts]
+
+
+def _for_ranks(optimizer: AdamW, num_ranks: int) -> AdamW:
+    optimizer.for_ranks(num_ranks)
+    return optimizer
