@@ -13,7 +13,7 @@ from gradsieve.cli import main
 from gradsieve.errors import InputError, MismatchError
 from gradsieve.lab.bench.breakeven import break_even, range_text, read_reports
 from gradsieve.lab.bench.picture import draw_race, draw_steps
-from gradsieve.lab.bench.timed import WARMING_STEPS, StepTime, require_equal
+from gradsieve.lab.bench.timed import StepTime, by_local_steps, require_equal, timed_plan, warming_steps
 from gradsieve.lab.bench.train import TrainPlan, _read, _rows, _seconds_to
 from gradsieve.lab.picture import legend_below, look, sheet
 from gradsieve.lab.train.exchange import Exchange, mixtures
@@ -97,7 +97,20 @@ def test_where_links_are_slow_only_the_time_of_a_step_is_taken_on_them(
         timed_as = row["recipe"].split("@")[0]  # a rate takes no time
         (run,) = (tmp_path / "loopback").glob(f"{timed_as}{'-bf16' * (row['values'] == 'bf16')}-seed0")
         steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-        assert max(steps) == WARMING_STEPS + 8
+        assert max(steps) == warming_steps(1) + 8
+
+
+def test_every_timed_stretch_holds_one_exchange_of_many_local_steps() -> None:
+    """Or one stretch would be all computing, and the next one have all of the traffic."""
+    few = [Exchange(name) for name in ("dense", "onebit-updates", "local-sgd", "diloco-4")]
+    many = [Exchange(name) for name in ("diloco-32", "onebit-updates-32", "diloco-8")]
+    assert by_local_steps([*few, *many]) == {1: few, 32: many[:2], 8: many[2:]}
+    run = Plan("gpt", few[0], steps=800)
+    for local_steps, steps in {1: 8 + 12, 8: 8 + 16, 32: 32 + 32}.items():
+        plan = timed_plan(run, 10, local_steps)
+        assert plan.steps == steps
+        assert plan.log_every == max(4, local_steps)
+        assert warming_steps(local_steps) % plan.log_every == 0
 
 
 def test_a_dense_start_takes_dense_time() -> None:

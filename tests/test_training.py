@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -22,7 +23,7 @@ from gradsieve.cli import main
 from gradsieve.errors import InputError, UnknownNameError
 from gradsieve.feedback import MomentumResidual, NoFeedback, Residual
 from gradsieve.lab.train import checkpoint
-from gradsieve.lab.train.exchange import Exchange
+from gradsieve.lab.train.exchange import Exchange, mixtures
 from gradsieve.lab.train.journal import read_rows
 from gradsieve.lab.train.plan import Pace, Plan
 from gradsieve.lab.train.replica import Replica
@@ -344,6 +345,32 @@ def test_exchanges_of_updates_by_name() -> None:
     assert several.of_updates
     assert several.build(preset) == Exchange("oktopk-updates").build(preset)
     assert not Exchange("oktopk").of_updates
+
+
+def test_exchanges_with_a_density_and_a_rate_of_their_own() -> None:
+    names = ["onebit-updates:0.25", "topka:0.02@0.5", "topka", "dense@0.1"]
+    quarter, both, plain, dense = mixtures(Exchange("dense", density=0.1), names, ["own"])
+    assert (quarter.recipe, quarter.density, quarter.rate) == ("onebit-updates", 0.25, None)
+    assert (both.recipe, both.density, both.rate) == ("topka", 0.02, 0.5)
+    assert plain.density == 0.1
+    assert [each.name for each in (quarter, both, plain, dense)] == names
+    preset = WORKLOADS["gpt"].preset()
+    assert quarter.schedule(preset, 10).density_at(0) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("topka:much", "after : comes a density, as in topka:0.01, got 'topka:much'"),
+        ("topka@fast", "after @ comes a learning rate, as in topka@0.1, got 'topka@fast'"),
+        ("topka:2", "density must be in (0, 1], got 2"),
+        ("dense:0.1", "dense sends everything and has no density"),
+        ("diloco-8:0.1", "diloco-8 sends everything and has no density"),
+    ],
+)
+def test_marks_that_make_no_sense(name: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        mixtures(Exchange("dense"), [name], ["own"])
 
 
 def test_a_plan_survives_json_and_stops_where_it_should() -> None:

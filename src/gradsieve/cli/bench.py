@@ -11,6 +11,7 @@ from gradsieve.cli.console import measuring
 from gradsieve.cli.measures import (
     LIMITED_LINKS,
     VALUES_HELP,
+    check_folder,
     density_option,
     json_option,
     network_option,
@@ -22,8 +23,9 @@ from gradsieve.cli.measures import (
     show,
     threads_option,
     values_option,
+    writing,
 )
-from gradsieve.cli.race import break_even, train
+from gradsieve.cli.race import break_even, frontier, train
 from gradsieve.cli.values import ManyValues, count, counts, density
 from gradsieve.errors import InputError
 
@@ -93,8 +95,7 @@ def reduce(
 
     Over loopback, or with --network in hosts of their own on limited links, one network after the other.
     """
-    if plot is not None and not plot.absolute().parent.is_dir():
-        raise InputError(f"cannot write to {plot}: there is no folder {plot.parent}")
+    check_folder(plot)
     from gradsieve.lab.bench.picture import draw_steps
     from gradsieve.lab.bench.reduce import COLUMNS, ReducePlan, bench_reduce
     from gradsieve.lab.bench.site import LOOPBACK
@@ -109,10 +110,8 @@ def reduce(
         report = bench_reduce(plan, progress)
     show(report, "From gradient to written-back mean", COLUMNS, as_json)
     if plot is not None:
-        try:
+        with writing(plot):
             draw_steps(plot, report.results)
-        except OSError as error:
-            raise InputError(f"cannot write to {plot}: {error.strerror}") from None
 
 
 @bench.command(cls=ManyValues)
@@ -241,3 +240,4 @@ def optimizer(
 
 bench.add_command(train)
 bench.add_command(break_even)
+bench.add_command(frontier)

@@ -34,7 +34,7 @@ AROUND = ("workers", "timeout", "as_json", "out", "recipes", "seeds", "first_see
     show_default=True,
     help="With commas; randomk, oktopk-nofeedback and the like show what fails; oktopk-momentum has DGC's correction, "
     "oktopk-nomomentum none at all, oktopk-lazy an Adam that counts deliveries; fp16, powersgd-2, … are torch's hooks. "
-    "NAME@RATE has a base rate of its own.",
+    "NAME:DENSITY has a density of its own, NAME@RATE a base rate.",
 )
 @click.option(
     "--values",

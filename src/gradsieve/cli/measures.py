@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -105,6 +107,21 @@ def raced_peers(peers: Sequence[str], no_peers: bool, networks: Sequence[str]) -
         PEERS[name]
     usual = [name for name, peer in PEERS.items() if peer.usual]
     return list(peers) or (usual if networks and not no_peers else [])
+
+
+def check_folder(path: Path | None) -> None:
+    """That there is a folder to write this file to, before any measuring."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InputError(f"cannot write to {path}: there is no folder {path.parent}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """One sentence if it fails."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write to {path}: {error.strerror}") from None
 
 
 def show(report: Report, title: str, columns: Sequence[Column], as_json: bool) -> None:

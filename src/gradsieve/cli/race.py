@@ -1,4 +1,4 @@
-"""`gradsieve bench train` and `break-even`: races on networks, and what follows from them."""
+"""`gradsieve bench train`, `break-even` and `frontier`: races on networks, and what follows from them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import click
 from gradsieve.cli.console import measuring
 from gradsieve.cli.measures import (
     LIMITED_LINKS,
+    check_folder,
     json_option,
     network_option,
     peer_options,
     raced_peers,
     show,
     values_option,
+    writing,
 )
 from gradsieve.cli.training import plan_of, run_folder, workload_options
 from gradsieve.cli.values import ManyValues, count
@@ -47,7 +49,7 @@ AROUND = (
     default=RECIPES,
     show_default=True,
     metavar="NAME ...",
-    help="Recipes, dense among them; NAME@RATE has a base rate of its own.",
+    help="Recipes, dense among them; NAME:DENSITY@RATE has a density and a base rate of its own.",
 )
 @values_option()
 @peer_options
@@ -123,3 +125,22 @@ def break_even(files: Sequence[Path], steps: Sequence[float], as_json: bool) -> 
 
     report = breakeven.break_even(*breakeven.read_reports(files), [step / 1e3 for step in steps])
     show(report, "Break-even", breakeven.COLUMNS, as_json)
+
+
+@click.command("frontier", cls=ManyValues)
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it to this PNG file.")
+@json_option()
+def frontier(files: Sequence[Path], plot: Path | None, as_json: bool) -> None:
+    """Loss against bytes and seconds: how far is each recipe ahead of baselines that send as little?
+
+    FILE is race.json of `bench train`; several must have the same workload, ranks and steps.
+    """
+    from gradsieve.lab.bench import frontier as found
+
+    check_folder(plot)
+    report = found.frontier(*found.read_races(files))
+    show(report, "Frontier", found.COLUMNS, as_json)
+    if plot is not None:
+        with writing(plot):
+            found.draw_frontier(plot, report)

@@ -55,7 +55,7 @@ class OptimizerContender:
 
     def step(self, grad: Tensor) -> float:
         """Seconds of the step alone."""
-        parts = grad.split([parameter.numel() for parameter in self._parameters])
+        parts = torch.split(grad, [parameter.numel() for parameter in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part
         started = time.perf_counter()

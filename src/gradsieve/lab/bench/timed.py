@@ -20,15 +20,28 @@ from gradsieve.lab.train.exchange import Exchange
 from gradsieve.lab.train.journal import METRICS, read_rows
 from gradsieve.lab.train.plan import Plan
 
-WARMING_STEPS = 2 * LOCAL_STEPS  # hooks begin, ranks connect, thresholds settle
 TIMED_RATE = 0.01  # of the run's: a schedule of a few steps warms up so quickly that runs would go astray
 
 
-def timed_plan(run: Plan, steps: int) -> Plan:
-    """So many steps after some that warm up, in stretches that hold one averaging of local SGD each."""
-    total = WARMING_STEPS + LOCAL_STEPS * -(-steps // LOCAL_STEPS)
+def timed_plan(run: Plan, steps: int, local_steps: int = 1) -> Plan:
+    """At least so many steps after some that warm up, in stretches that hold one exchange of `local_steps` each."""
+    stretch = max(LOCAL_STEPS, local_steps)
+    total = warming_steps(local_steps) + stretch * -(-steps // stretch)
     rate = TIMED_RATE * run.resolved().optimizer.rate
-    return replace(run, epochs=None, steps=total, rate=rate, log_every=LOCAL_STEPS, evaluate_every=total)
+    return replace(run, epochs=None, steps=total, rate=rate, log_every=stretch, evaluate_every=total)
+
+
+def warming_steps(local_steps: int) -> int:
+    """Steps before those that are timed: hooks begin, ranks connect, thresholds settle."""
+    return 2 * LOCAL_STEPS if local_steps <= LOCAL_STEPS else local_steps
+
+
+def by_local_steps(exchanges: Sequence[Exchange]) -> dict[int, list[Exchange]]:
+    """Exchanges that are timed in stretches of the same length, by their local steps; few local steps are one group."""
+    groups: dict[int, list[Exchange]] = {}
+    for exchange in exchanges:
+        groups.setdefault(exchange.local_steps if exchange.local_steps > LOCAL_STEPS else 1, []).append(exchange)
+    return groups
 
 
 def timed_exchange(exchange: Exchange) -> Exchange:
@@ -64,7 +77,9 @@ class StepTime:
 
 def read_times(folder: Path, exchanges: Sequence[Exchange], dense: Exchange, seed: int, total: int) -> list[StepTime]:
     """From timed runs in the folder, for runs of so many steps by these exchanges, which may have a dense start."""
-    stretches = {each: _stretches(folder / run_name(timed_exchange(each), seed)) for each in exchanges}
+    stretches = {
+        each: _stretches(folder / run_name(timed_exchange(each), seed), each.local_steps) for each in exchanges
+    }
     dense_seconds = _median(stretches[dense], "step_seconds")
     return [
         StepTime(
@@ -86,10 +101,10 @@ def require_equal(network: str, results: Sequence[Row], other: str, others: Sequ
             raise MismatchError(f"{result['recipe']} came to other parameters on {network} than on {other}")
 
 
-def _stretches(run: Path) -> list[Row]:
+def _stretches(run: Path, local_steps: int) -> list[Row]:
     """Those that count, after the last one that warms up."""
     rows = [row for row in read_rows(run / METRICS) if row["event"] == "train"]
-    return [row for row in rows if row["step"] >= WARMING_STEPS]
+    return [row for row in rows if row["step"] >= warming_steps(local_steps)]
 
 
 def _median(rows: Sequence[Row], name: str) -> float:

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradsieve.errors import InputError
 from gradsieve.lab.bench.contest import Progress, silent
 from gradsieve.lab.bench.picture import draw_race
 from gradsieve.lab.bench.report import Column, Report, Row, environment, megabytes, milliseconds, thousands, times
 from gradsieve.lab.bench.site import LOOPBACK, check_networks, run_on
-from gradsieve.lab.bench.timed import StepTime, read_times, require_equal, timed_exchange, timed_plan
+from gradsieve.lab.bench.timed import StepTime, by_local_steps, read_times, require_equal, timed_exchange, timed_plan
 from gradsieve.lab.train.comparison import compare_everywhere, run_name
 from gradsieve.lab.train.exchange import DENSE, Exchange
 from gradsieve.lab.train.journal import METRICS, read_rows
@@ -85,6 +85,29 @@ class TrainPlan:
         """Whose loss is the target."""
         return next(exchange for exchange in self.exchanges if exchange.recipe == DENSE)
 
+    @property
+    def course(self) -> Leg:
+        """All of it."""
+        return Leg(self.run, self.exchanges, self.seeds, self.ranks)
+
+    def timed(self) -> list[Leg]:
+        """A few steps of each exchange, in groups whose stretches of steps are equally long."""
+        assert self.timed_steps is not None
+        exchanges = list(dict.fromkeys(timed_exchange(exchange) for exchange in self.exchanges))
+        return [
+            Leg(timed_plan(self.run, self.timed_steps, local_steps), group, self.seeds[:1], self.ranks)
+            for local_steps, group in by_local_steps(exchanges).items()
+        ]
+
+
+class Leg(NamedTuple):
+    """What a network trains: some exchanges in turns."""
+
+    run: Plan
+    exchanges: Sequence[Exchange]
+    seeds: Sequence[int]
+    ranks: int
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -112,33 +135,26 @@ Found = Iterator[tuple[str, list[Trained]]]
 
 def _trained_on_each(plan: TrainPlan, folder: Path, progress: Progress) -> Found:
     for network in plan.networks:
-        results = _train_on(network, plan, folder / network, progress)
+        results = _train_on(network, plan.course, folder / network, progress)
         yield network, _read(plan, folder / network, results)
 
 
 def _trained_once(plan: TrainPlan, folder: Path, progress: Progress) -> Found:
-    assert plan.timed_steps is not None
     assert plan.run.steps is not None
-    results = _train_on(LOOPBACK, plan, folder / "course", progress)
+    results = _train_on(LOOPBACK, plan.course, folder / "course", progress)
     course = _read(plan, folder / "course", results)
-    timed = replace(
-        plan,
-        run=timed_plan(plan.run, plan.timed_steps),
-        exchanges=list(dict.fromkeys(timed_exchange(exchange) for exchange in plan.exchanges)),
-        seeds=plan.seeds[:1],
-    )
     first: list[Row] = []
     for network in plan.networks:
-        own = _train_on(network, timed, folder / network, progress)
+        own = [row for leg in plan.timed() for row in _train_on(network, leg, folder / network, progress)]
         first = first or own
         require_equal(network, own, plan.networks[0], first)
         times = read_times(folder / network, plan.exchanges, plan.dense, plan.seeds[0], plan.run.steps)
         yield network, [_on_time(runs, time) for runs, time in zip(course, times, strict=True)]
 
 
-def _train_on(network: str, plan: TrainPlan, folder: Path, progress: Progress) -> list[Row]:
-    see = _in_steps(plan, network, progress)
-    results: list[Row] = run_on(network, plan.ranks, train, plan, folder, network != LOOPBACK, on_report=see)[0]
+def _train_on(network: str, leg: Leg, folder: Path, progress: Progress) -> list[Row]:
+    see = _in_steps(leg, network, progress)
+    results: list[Row] = run_on(network, leg.ranks, train, leg, folder, network != LOOPBACK, on_report=see)[0]
     return results
 
 
@@ -158,13 +174,13 @@ def _on_time(runs: Trained, time: StepTime) -> Trained:
     return Trained([result for result, _ in pairs], [tests for _, tests in pairs], time.raw_seconds)
 
 
-def train(worker: Worker, plan: TrainPlan, folder: Path, in_network: bool) -> list[Row]:
+def train(worker: Worker, leg: Leg, folder: Path, in_network: bool) -> list[Row]:
     """One rank's part."""
     print_to_log(folder, worker.rank)
-    return compare_everywhere(worker.report, "cpu", folder, plan.run, plan.exchanges, plan.seeds, in_network)
+    return compare_everywhere(worker.report, "cpu", folder, leg.run, leg.exchanges, leg.seeds, in_network)
 
 
-def _in_steps(plan: TrainPlan, network: str, progress: Progress) -> Callable[[Any], None]:
+def _in_steps(leg: Leg, network: str, progress: Progress) -> Callable[[Any], None]:
     """What a course tells, as progress of the whole race."""
     done: dict[tuple[str, int], int] = {}
     totals: list[int] = []
@@ -174,7 +190,7 @@ def _in_steps(plan: TrainPlan, network: str, progress: Progress) -> Callable[[An
             totals.append(row["total_steps"])
         if row["event"] == "train":
             done[row["label"], row["seed"]] = row["step"]
-            progress(network, sum(done.values()), len(plan.exchanges) * len(plan.seeds) * totals[0])
+            progress(network, sum(done.values()), len(leg.exchanges) * len(leg.seeds) * totals[0])
 
     return see
 
@@ -193,7 +209,7 @@ def _rows(plan: TrainPlan, network: str, trained: Sequence[Trained]) -> list[Row
         rows.append({
             "recipe": exchange.name,
             "values": exchange.values,
-            "peer": exchange.peer is not None,
+            "peer": exchange.is_baseline,
             "workload": plan.run.workload,
             "network": network,
             "density": exchange.density,
@@ -210,7 +226,7 @@ def _rows(plan: TrainPlan, network: str, trained: Sequence[Trained]) -> list[Row
 
 
 def _compare_with_peers(rows: Sequence[Row]) -> None:
-    """How much sooner than the first of torch's own ways, dense among them, a recipe was there."""
+    """How much sooner than the first of the baselines, dense among them, a recipe was there."""
     peers = [row for row in rows if row["peer"] and "seconds_to_target" in row]
     if not peers:
         return

@@ -53,7 +53,7 @@ the optimizer's momentum, at the rate that momentum comes to; with an Adam that 
 exchanged instead of gradients, after one or several local steps; to the recipe's own name. And the peers, which have
 none of it.
 """
-RATE_MARK = "@"
+DENSITY_MARK, RATE_MARK = ":", "@"
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Exchange:
     dense_steps: int = 0  # steps at the start that send everything; more is safer, and slower
     group_mb: float | None = 25.0  # the most that is exchanged as one; less overlaps sooner, None is the whole model
     rate: float | None = None  # base learning rate of its own; None is the run's
+    own_density: bool = False  # whether the density is its own, and part of its name, instead of the run's
 
     def __post_init__(self) -> None:
         base = EXCHANGES[self.recipe]
@@ -105,8 +106,20 @@ class Exchange:
 
     @property
     def name(self) -> str:
-        """As it is asked for: of the recipe, with its rate if it has one."""
-        return self.recipe if self.rate is None else f"{self.recipe}{RATE_MARK}{self.rate:g}"
+        """As it is asked for: of the recipe, with its density and its rate if it has its own."""
+        density = f"{DENSITY_MARK}{self.density:g}" if self.own_density else ""
+        rate = "" if self.rate is None else f"{RATE_MARK}{self.rate:g}"
+        return f"{self.recipe}{density}{rate}"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is one of the ways that this library competes with."""
+        return self.peer is not None or self.recipe in LOCAL
+
+    @property
+    def local_steps(self) -> int:
+        """Steps from exchange to exchange."""
+        return self.peer.local_steps if self.peer else (self.outer or Outer()).local_steps
 
     @property
     def label(self) -> str:
@@ -160,20 +173,33 @@ class Exchange:
 
 
 def mixtures(base: Exchange, recipes: Sequence[str], codes: Sequence[str]) -> list[Exchange]:
-    """Every recipe with every code of values, each once; peers have no codes. `NAME@RATE` has a rate of its own."""
+    """Every recipe with every code of values, each once; peers have no codes.
+
+    `NAME:DENSITY` has a density of its own, `NAME@RATE` a rate, `NAME:DENSITY@RATE` both.
+    """
     plain = [_named(base, name) for name in recipes]
     return list(dict.fromkeys(each if each.peer else replace(each, values=code) for each in plain for code in codes))
 
 
 def _named(base: Exchange, text: str) -> Exchange:
-    name, mark, text_of_rate = text.partition(RATE_MARK)
-    if not mark:
-        return replace(base, recipe=name)
+    rest, _, rate = text.partition(RATE_MARK)
+    name, _, density = rest.partition(DENSITY_MARK)
+    named = replace(base, recipe=name)
+    if RATE_MARK in text:
+        named = replace(named, rate=_number(rate, f"after {RATE_MARK} comes a learning rate, as in {name}@0.1", text))
+    if DENSITY_MARK in rest:
+        own = _number(density, f"after {DENSITY_MARK} comes a density, as in {name}:0.01", text)
+        if named.peer is not None or named.recipe in LOCAL:
+            raise InputError(f"{name} sends everything and has no density, got {text!r}")
+        named = replace(named, density=own, own_density=True)
+    return named
+
+
+def _number(written: str, wanted: str, text: str) -> float:
     try:
-        rate = float(text_of_rate)
+        return float(written)
     except ValueError:
-        raise InputError(f"after {RATE_MARK} comes a learning rate, as in {name}{RATE_MARK}0.1, got {text!r}") from None
-    return replace(base, recipe=name, rate=rate)
+        raise InputError(f"{wanted}, got {text!r}") from None
 
 
 def _momentum(setting: OptimizerSetting) -> float:
