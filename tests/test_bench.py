@@ -212,6 +212,12 @@ def test_wire_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["of_entropy"] < 1.25 for row in indices)
     speed = [row for row in rows if row["kind"] == "speed"]
     assert all(row["encode_gigabytes_per_second"] > 0 < row["decode_gigabytes_per_second"] for row in speed)
+    updates = [row for row in rows if row["kind"] == "updates"]
+    assert [(row["ranks"], row["density"]) for row in updates] == [
+        (ranks, density) for ranks in (2, 4) for density in (1.0, 0.5, 0.25, 0.125)
+    ]
+    for row in updates:
+        assert row["fewer_bytes"] == pytest.approx(32 / row["density"], rel=0.1), "one bit an entry, and headers"
 
 
 def test_wire_refuses_an_unknown_code(capsys: pytest.CaptureFixture[str]) -> None:

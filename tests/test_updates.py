@@ -14,6 +14,7 @@ CHECKS = [
     "models_at_rest_are_equal",
     "evaluation_and_saving_see_the_shared_model",
     "sgd_learns_as_plain_ddp_does",
+    "adamw_on_exchanged_gradients_is_torchs",
     "a_scaler_may_skip_on_one_rank",
     "accumulation_exchanges_once",
     "uneven_inputs_are_joined",

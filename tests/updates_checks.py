@@ -122,6 +122,17 @@ def sgd_learns_as_plain_ddp_does(rank: int) -> None:
     sieve.close()
 
 
+def adamw_on_exchanged_gradients_is_torchs(rank: int) -> None:
+    """Bit for bit: nothing is corrected where gradients are means already."""
+    digests = []
+    for make in (torch.optim.AdamW, gradsieve.AdamW):
+        model, sieve, _ = attached("dense", 1.0)
+        train(model, range(20), rank, make(model.parameters(), lr=0.01))
+        digests.append(parameters_digest(model))
+        sieve.close()
+    assert digests[0] == digests[1]
+
+
 def a_scaler_may_skip_on_one_rank(rank: int) -> None:
     """The rank that overflows takes part in the next exchange with nothing new, and no rank waits for it."""
     model, sieve, optimizer = started()

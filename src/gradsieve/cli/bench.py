@@ -144,7 +144,7 @@ def wire(
     repeats: int,
     as_json: bool,
 ) -> None:
-    """Bytes that Ok-Topk receives in every code, against the papers' lower bound; and how fast codes are.
+    """Bytes that Ok-Topk receives in every code, against the papers' lower bound; those of updates; speed of codes.
 
     The lower bound is 2k(P-1)/P words: an index and a value of four bytes for each of k entries.
     """

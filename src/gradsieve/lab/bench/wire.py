@@ -1,9 +1,10 @@
-"""Bytes on the wire: what an entry costs in every code, and what Ok-Topk receives in a step.
+"""Bytes on the wire: what an entry costs in every code, and what a rank receives in a step.
 
-Three kinds of rows. `traffic`: Ok-Topk with error feedback on synthetic gradients, every byte counted that a rank
+Four kinds of rows. `traffic`: Ok-Topk with error feedback on synthetic gradients, every byte counted that a rank
 receives, headers included; ranks are threads, or processes in hosts of a limited network, where the bytes of the
-interface are counted too. `indices`: what sorted indices take, against their entropy. `speed`: encoding and decoding
-one message on one thread, in gigabytes of plain entries (8 bytes each) a second.
+interface are counted too. `updates`: likewise the updates that `attach(model, optimizer=...)` exchanges, one bit for
+each entry whose turn it is; ranks are threads. `indices`: what sorted indices take, against their entropy. `speed`:
+encoding and decoding one message on one thread, in gigabytes of plain entries (8 bytes each) a second.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import torch
 
 from gradsieve.comm import Comm, CountingComm, TorchComm
 from gradsieve.cost import lower_bound_words
+from gradsieve.engine import Settings
 from gradsieve.errors import InputError
+from gradsieve.groups import cut_into_groups
 from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Progress, silent
 from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.report import Column, Report, Row, environment, megabytes, thousands, times
@@ -31,7 +34,11 @@ from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker
 from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import recipe
+from gradsieve.rules import Rules
+from gradsieve.schedules import Constant
 from gradsieve.testing import run_ranks
+from gradsieve.updates import UpdateEngine, for_updates
+from gradsieve.updates.defaults import DEFAULT_UPDATE_DENSITY, DEFAULT_UPDATE_RECIPE
 from gradsieve.vector import SparseVector
 from gradsieve.wire import Codec
 from gradsieve.wire.indices import INDEX_CODES
@@ -39,6 +46,7 @@ from gradsieve.wire.message import Expected, unpack
 
 THREADS = "threads"  # for a network
 INDEX_DENSITIES = (0.001, 0.01, 0.02, 0.1)
+UPDATE_DENSITIES = (1.0, DEFAULT_UPDATE_DENSITY, 0.25, 0.125)
 ENTRY_BYTES = 8  # int32 and float32, as the papers count
 
 COLUMNS = (
@@ -54,6 +62,7 @@ COLUMNS = (
     Column("bytes_received_per_rank", "received", megabytes),
     Column("interface_bytes_received_per_rank", "by interface", megabytes),
     Column("of_lower_bound", "of lower bound", times),
+    Column("fewer_bytes", "dense /", times),
     Column("of_entropy", "of entropy", times),
     Column("encode_gigabytes_per_second", "encode GB/s", lambda value: f"{value:.2f}"),
     Column("decode_gigabytes_per_second", "decode GB/s", lambda value: f"{value:.2f}"),
@@ -117,6 +126,9 @@ def bench_wire(plan: WirePlan, progress: Progress = silent) -> Report:
     for number, cell in enumerate(cells):
         progress(f"{cell.ranks} ranks, {cell.values}, {cell.network}", number, len(cells))
         rows.append(_traffic_row(cell, _run(cell)))
+    for ranks in plan.ranks:
+        progress(f"{ranks} ranks, updates", len(cells), len(cells))
+        rows += [_updates_row(plan.numel, density, ranks) for density in UPDATE_DENSITIES]
     rows += [_index_row(plan.numel, density, pattern) for density in INDEX_DENSITIES for pattern in PATTERNS]
     rows += [_speed_row(plan.numel, plan.densities[0], values, code) for values in plan.values for code in plan.indices]
     progress("done", len(cells), len(cells))
@@ -170,6 +182,39 @@ def _traffic_row(cell: Cell, ranks: Sequence[Sequence[Received]]) -> Row:
         by_interface = [statistics.mean(step.interface_bytes or 0 for step in steps) for steps in ranks]
         row["interface_bytes_received_per_rank"] = max(by_interface)
     return row
+
+
+def _updates_row(numel: int, density: float, ranks: int) -> Row:
+    """Of the rank that receives most, over one turn of every entry."""
+    received = run_ranks(ranks, lambda comm: _bytes_of_updates(comm, numel, density), timeout_seconds=600)
+    dense = 2 * (ranks - 1) / ranks * numel * torch.float32.itemsize
+    return {
+        "kind": "updates",
+        "recipe": DEFAULT_UPDATE_RECIPE,
+        "values": "bit",
+        "numel": numel,
+        "density": density,
+        "ranks": ranks,
+        "network": THREADS,
+        "threads": torch.get_num_threads(),
+        "bytes_per_entry": max(received) / (2 * (ranks - 1) / ranks * numel * density),
+        "bytes_received_per_rank": max(received),
+        "fewer_bytes": dense / max(received),
+    }
+
+
+def _bytes_of_updates(comm: Comm, numel: int, density: float) -> float:
+    """In a step, of one rank."""
+    parameters = {"weights": torch.zeros(numel)}
+    settings = for_updates(Settings(recipe(DEFAULT_UPDATE_RECIPE), Constant(density)))
+    counting = CountingComm(comm)
+    engine = UpdateEngine(cut_into_groups(parameters, Rules(min_dimensions=1), None), settings, counting, parameters)
+    counting.reset()
+    turns = round(1 / density)
+    for _ in range(turns):
+        engine.residual("weights").add_(Gradients(numel, rank=comm.rank).fresh())
+        engine.exchange_all()
+    return counting.traffic.bytes_received / turns
 
 
 def _uniform(numel: int, density: float, generator: torch.Generator) -> torch.Tensor:
