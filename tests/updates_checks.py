@@ -331,6 +331,12 @@ def adam_on_sparse_gradients_is_warned_of_once(rank: int) -> None:
         warnings.simplefilter("error")
         train(model, range(2), rank, optimizer)
     sieve.close()
+    for recipe in ("dense", "topka"):  # nothing is left behind, and nothing lost
+        model, sieve, _ = attached(recipe, 1.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(model, range(2), rank, torch.optim.AdamW(model.parameters()))
+        sieve.close()
     # Several models: torch iterates over its hooks while it calls them, and none may be removed meanwhile.
     several = [attached("oktopk") for _ in range(3)]
     for model, _, optimizer in several:

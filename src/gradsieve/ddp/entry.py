@@ -25,9 +25,10 @@ from gradsieve.errors import InputError
 from gradsieve.groups import cut_into_groups
 from gradsieve.optim.adam import aware, checked_optimizer, owned_by, rates
 from gradsieve.recipes import Recipe
+from gradsieve.reducers.dense import Dense
 from gradsieve.rules import Rules
 from gradsieve.scaling import Scaler, check_scaler
-from gradsieve.schedules import Schedule
+from gradsieve.schedules import Constant, Schedule
 from gradsieve.sieve import Sieve
 from gradsieve.sinks import Sink
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
@@ -108,7 +109,7 @@ def attach(
     names = {tensor: name for name, tensor in parameters.items()}
     if optimizer is None:
         sieve = Sieve(network.engine(lambda: Engine(groups, settings, network.comm)), *network.ends, sinks)
-        if network.comm.size > 1:
+        if network.comm.size > 1 and _sends_less(settings):
             advice = Advice(parameters[name] for group in groups if group.sparse for name in group.names)
             weakref.finalize(sieve, advice.close)
         feed: Feed | UpdateFeed = Feed(sieve, names, scaler)
@@ -165,6 +166,12 @@ class _Network(NamedTuple):
         except BaseException:
             self.worker.close()
             raise
+
+
+def _sends_less(settings: Settings) -> bool:
+    """Whether any step leaves entries behind."""
+    everything = settings.schedule == Constant(1.0, settings.schedule.dense_steps)
+    return not isinstance(settings.recipe.reducer, Dense) and not everything
 
 
 def _check_model(model: Any) -> None:
