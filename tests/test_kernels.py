@@ -110,6 +110,22 @@ def test_kth_magnitude_and_cut(dtype: torch.dtype, numel: int) -> None:
     assert cpu.least_magnitude(x) == reference.least_magnitude(x)
 
 
+@pytest.mark.parametrize("numel", [*NUMELS, LARGE])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_top_of_chunks(dtype: torch.dtype, numel: int, threads: int) -> None:
+    """Also where the scale jumps from chunk to chunk, so that the floor of one is useless for the next."""
+    x = heavy(numel, dtype)
+    jumping = x * torch.tensor([1.0, 1e-6, 1e6], dtype=dtype).repeat_interleave(100).repeat(numel // 300 + 1)[:numel]
+    sparse = torch.where(torch.arange(numel) % 50 == 7, x, 0)
+    for each in (x, jumping, sparse, x.sign().nan_to_num(), torch.zeros(numel, dtype=dtype)):
+        for length in {1, 32, 100, 1000, numel}:
+            sizes = torch.tensor([min(length, numel - start) for start in range(0, numel, length)])
+            for share in (sizes.clamp(max=1), (sizes + 9) // 10, sizes):
+                edges = torch.cat([torch.zeros(1, dtype=torch.int64), share.cumsum(0)])
+                found = cpu.top_of_chunks(each, length, edges)
+                assert_same(found, reference.top_of_chunks(each, length, edges))
+
+
 def test_a_nan_has_the_largest_magnitude() -> None:
     for module in (cpu, reference):
         assert module.least_magnitude(torch.tensor([torch.nan, -3.0])) == 3
