@@ -232,7 +232,7 @@ def test_a_recipe_takes_codes_by_name() -> None:
         recipe("oktopk", values="int7")
 
 
-@pytest.mark.parametrize("values", ["bf16", "int8", "int4", "sign", "bit"])
+@pytest.mark.parametrize("values", ["bf16", "int8", "int4", "sign", "bit", "twobit"])
 @pytest.mark.parametrize("name", ["topka", "topkdsa", "gtopk", "oktopk", "spardl", "gaussiank"])
 def test_rounded_values_arrive_in_the_end(name: str, values: str) -> None:
     """A gradient that stays the same: on average what was delivered comes near it, as feedback promises."""
