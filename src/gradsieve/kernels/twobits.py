@@ -18,11 +18,11 @@ from gradsieve.kernels.bits import compiled
 from gradsieve.kernels.lanes import LANES, large_lanes, sign_lanes
 from gradsieve.kernels.signs import mean_magnitude
 
-CHUNK_VALUES = 512
-"""Values that share two levels of 32 bits: 0.125 bits per value, next to about 8 that an index takes at 1.6 %.
+CHUNK_VALUES = 256
+"""Values that share two levels of 32 bits: 0.25 bits per value, next to about 8 that an index takes at 1.6 %.
 
-Fewer would fit values of different scale closer. At 64 of 4,096 entries, 512 values come from 32,768 entries, which is
-a few rows of one matrix.
+More would save less than 3 % of a message and fit values of different scale worse. At 64 of 4,096 entries, 256 values
+come from 16,384 entries, which is a few rows of one matrix.
 """
 
 

@@ -10,7 +10,7 @@
 | `int8`, `int4` | 8, 4 | multiples of a step that 128 values share |
 | `sign` | 1 | the mean magnitude that 1,024 values share |
 | `bit` | 1 | the mean magnitude of all values of a message |
-| `twobit` | 2 | two magnitudes that 512 values share: the means of those below and above their mean |
+| `twobit` | 2 | two magnitudes that 256 values share: the means of those below and above their mean |
 
 What rounding takes away is known to the sender, who keeps it: see `Channel`. Values that a code cannot hold (not
 finite, or too large) make the whole message travel exact, so that nothing is lost and a NaN reaches everybody.
