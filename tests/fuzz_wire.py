@@ -17,7 +17,8 @@ import torch
 import gradsieve.kernels.fields
 import gradsieve.kernels.gaps
 import gradsieve.kernels.places
-import gradsieve.kernels.signs  # noqa: F401  (compiled code cannot be instrumented: it is imported before)
+import gradsieve.kernels.signs
+import gradsieve.kernels.twobits  # noqa: F401  (compiled code cannot be instrumented: it is imported before)
 
 with atheris.instrument_imports(include=["gradsieve.wire"]):
     from gradsieve.errors import MessageError, MismatchError

@@ -87,6 +87,7 @@ def test_every_algorithm_is_one_file_and_one_registry_line() -> None:
     assert set(COSTS) == set(REDUCERS)
     assert set(RECIPES) == {
         "dense", "topka", "topkdsa", "gtopk", "gaussiank", "oktopk", "dgc", "randomk", "spardl", "onebit",
+        "sparseloco",
     }  # fmt: skip
 
 

@@ -222,6 +222,7 @@ def test_a_recipe_takes_codes_by_name() -> None:
     assert recipe("oktopk").reducer.codec == Codec()
     assert recipe("oktopk", values="int8", indices="blocks").reducer.codec == Codec("int8", "blocks")
     assert recipe("onebit").reducer.codec == Codec("bit")
+    assert recipe("sparseloco").reducer.codec == Codec("twobit")
     assert recipe("onebit", values="int4").reducer.codec == Codec("int4")
     assert recipe("onebit", values="exact").reducer.codec == Codec()
     assert recipe("dense") == RECIPES["dense"]()
@@ -232,8 +233,8 @@ def test_a_recipe_takes_codes_by_name() -> None:
         recipe("oktopk", values="int7")
 
 
-@pytest.mark.parametrize("values", ["bf16", "int8", "int4", "sign", "bit"])
-@pytest.mark.parametrize("name", ["topka", "topkdsa", "gtopk", "oktopk", "spardl", "gaussiank"])
+@pytest.mark.parametrize("values", ["bf16", "int8", "int4", "sign", "bit", "twobit"])
+@pytest.mark.parametrize("name", ["topka", "topkdsa", "gtopk", "oktopk", "spardl", "gaussiank", "sparseloco"])
 def test_rounded_values_arrive_in_the_end(name: str, values: str) -> None:
     """A gradient that stays the same: on average what was delivered comes near it, as feedback promises."""
     numel, steps = 400, 60

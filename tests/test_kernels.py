@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradsieve.kernels import cpu, gaps, kernels, reference, signs
+from gradsieve.kernels import cpu, gaps, kernels, reference, signs, twobits
 
 DTYPES = [torch.float32, torch.float64]
 NUMELS = [1, 31, 32, 33, 1000, 4099]
@@ -108,6 +108,22 @@ def test_kth_magnitude_and_cut(dtype: torch.dtype, numel: int) -> None:
         assert_same(cpu.cut(indices, x, k), reference.cut(indices, x, k))
     assert_same(cpu.cut(indices, x, 0), reference.cut(indices, x, 0))
     assert cpu.least_magnitude(x) == reference.least_magnitude(x)
+
+
+@pytest.mark.parametrize("numel", [*NUMELS, LARGE])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_top_of_chunks(dtype: torch.dtype, numel: int, threads: int) -> None:
+    """Also where the scale jumps from chunk to chunk, so that the floor of one is useless for the next."""
+    x = heavy(numel, dtype)
+    jumping = x * torch.tensor([1.0, 1e-6, 1e6], dtype=dtype).repeat_interleave(100).repeat(numel // 300 + 1)[:numel]
+    sparse = torch.where(torch.arange(numel) % 50 == 7, x, 0)
+    for each in (x, jumping, sparse, x.sign().nan_to_num(), torch.zeros(numel, dtype=dtype)):
+        for length in {1, 32, 100, 1000, numel}:
+            sizes = torch.tensor([min(length, numel - start) for start in range(0, numel, length)])
+            for share in (sizes.clamp(max=1), (sizes + 9) // 10, sizes):
+                edges = torch.cat([torch.zeros(1, dtype=torch.int64), share.cumsum(0)])
+                found = cpu.top_of_chunks(each, length, edges)
+                assert_same(found, reference.top_of_chunks(each, length, edges))
 
 
 def test_a_nan_has_the_largest_magnitude() -> None:
@@ -307,3 +323,29 @@ def test_signs_of_zeros_are_zeros_none_of_them_negative() -> None:
     decoded = np.empty_like(values)
     signs.decode(steps, masks, decoded)
     assert not np.signbit(decoded).any()
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 255, 256, 257, 5000])
+def test_two_bits_are_the_means_below_and_above_the_mean_with_the_sign_of_each_value(count: int) -> None:
+    values = np.random.default_rng(count).standard_normal(count).astype(np.float32) ** 3
+    num_chunks = -(-count // twobits.CHUNK_VALUES)
+    levels, codes = np.empty(2 * num_chunks, np.float32), np.zeros(-(-count // 32), np.uint64)
+    decoded = np.full(count + 1, 7, np.float32)
+    assert twobits.encode(values, levels, codes)
+    twobits.decode(levels, codes, decoded[:-1])
+    assert decoded[-1] == 7
+    for start in range(0, count, twobits.CHUNK_VALUES):
+        chunk, seen = values[start : start + twobits.CHUNK_VALUES], decoded[:-1][start : start + twobits.CHUNK_VALUES]
+        magnitudes = np.abs(chunk.astype(np.float64))
+        large = magnitudes >= np.float32(magnitudes.mean())
+        expected = np.where(large, magnitudes[large].mean(), 0 if large.all() else magnitudes[~large].mean())
+        np.testing.assert_allclose(seen, np.copysign(expected, chunk), rtol=1e-6)
+        assert set(np.abs(seen)) <= set(levels[2 * start // twobits.CHUNK_VALUES :][:2])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 700, 1299])
+def test_two_bits_of_what_is_not_finite_are_refused(position: int, bad: float) -> None:
+    values = np.ones(1300, np.float32)
+    values[position] = bad
+    assert not twobits.encode(values, np.empty(12, np.float32), np.zeros(41, np.uint64))

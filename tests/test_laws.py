@@ -130,7 +130,7 @@ def test_laws_hold_for_runs(name: str, size: int, window: str) -> None:
 
 @pytest.mark.parametrize("window", RUNS)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("values", ["sign", "int4", "bf16"])
+@pytest.mark.parametrize("values", ["sign", "twobit", "int4", "bf16"])
 def test_regions_of_runs_stay_runs_and_keep_what_is_rounded_away(values: str, size: int, window: str) -> None:
     """Without index arrays: total and leftover are the window, and the law holds coordinate by coordinate."""
     case = run_case(size, *RUNS[window], torch.Generator().manual_seed(size))
@@ -146,7 +146,7 @@ def test_regions_of_runs_stay_runs_and_keep_what_is_rounded_away(values: str, si
         assert outcome.leftover.values.any()
 
 
-@pytest.mark.parametrize("values", ["bf16", "int8", "int4", "sign"])
+@pytest.mark.parametrize("values", ["bf16", "int8", "int4", "sign", "twobit"])
 @pytest.mark.parametrize("name", SENDING)
 def test_rounding_leaves_something_over(name: str, values: str) -> None:
     """Or the test above would prove nothing."""

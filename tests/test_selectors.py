@@ -12,6 +12,7 @@ from gradsieve import SELECTORS, InputError, SparseVector
 from gradsieve.feedback import Residual
 from gradsieve.pieces import Pieces
 from gradsieve.selectors import Everything, Selector
+from gradsieve.selectors.chunks import Chunks, cut
 from gradsieve.selectors.exact import Exact, ExactState
 from gradsieve.selectors.gaussian import normal_threshold
 from gradsieve.selectors.threshold import Threshold, ThresholdState
@@ -265,6 +266,7 @@ def test_bad_input_is_refused_before_a_kernel_sees_it(name: str) -> None:
         ("threshold", {"band": (1.1, 2.0)}, r"band must be positive and enclose 1, got \(1.1, 2.0\)"),
         ("dgc", {"sample_fraction": 0.0}, r"sample_fraction must be in \(0, 1\], got 0.0"),
         ("dgc", {"tolerance": 0.5}, "tolerance must be at least 1, got 0.5"),
+        ("chunks", {"chunk": 0}, "chunk must be at least 1, got 0"),
     ],
 )
 def test_bad_settings_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
@@ -310,3 +312,58 @@ def test_a_window_is_no_copy_and_says_nan_without_changing_the_vector() -> None:
     assert told.values[0].isnan()
     assert torch.equal(told.values[1:], x[35:66])
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("numel", "k"), [(20_000, 320), (20_000, 5), (20_000, 4999), (4096, 64), (4097, 64)])
+def test_chunks_is_exact_within_each_chunk(numel: int, k: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(numel, generator=seeded()) * torch.logspace(-3, 3, numel)).to(dtype)
+    local = pick(Chunks(), x, k)
+    length, edges = cut(numel, k, 4096)
+    expected = [
+        pick(Exact(), x[start : start + length], int(share)).indices + start
+        for start, share in zip(range(0, numel, length), edges.diff(), strict=True)
+    ]
+    assert length == 4096
+    assert local.nnz == k
+    assert torch.equal(local.indices, torch.cat(expected))
+
+
+@pytest.mark.parametrize("chunk", [1, 10, 4096])
+@pytest.mark.parametrize("numel", [1, 9, 10, 11, 1000, 4097, 123_457])
+def test_shares_of_chunks_add_up_to_k_and_leave_none_out(numel: int, chunk: int) -> None:
+    for k in {1, min(2, numel), -(-numel // 1000), -(-numel // 64), -(-numel // 3), numel - 1 or 1, numel}:
+        length, edges = cut(numel, k, chunk)
+        sizes = torch.tensor([min(length, numel - start) for start in range(0, numel, length)])
+        shares = edges.diff()
+        assert (int(edges[0]), int(edges[-1])) == (0, k)
+        assert length == min(chunk, numel) or sizes.numel() <= k  # longer chunks only where there would be more than k
+        assert (shares >= 1).all()
+        assert (shares <= sizes).all()
+        assert ((shares - sizes * k / numel).abs() < 1 + 1e-9).all()
+
+
+def test_shares_of_chunks_of_very_long_vectors_do_not_overflow() -> None:
+    numel = 1 << 33
+    length, edges = cut(numel, numel // 2, 1 << 20)
+    assert length == 1 << 20
+    assert (edges.diff() == 1 << 19).all()
+
+
+def test_chunks_breaks_ties_by_the_lower_index_and_finds_every_scale() -> None:
+    x = torch.tensor([1.0, -2.0, 2.0, 2.0, 1e-9, 0.0, -1e-9, 1e-8, 0.0, 0.0, 0.0, 5.0])
+    assert pick(Chunks(chunk=4), x, 6).indices.tolist() == [1, 2, 4, 7, 11]  # two of each; the last has one
+
+
+def test_fewer_entries_than_chunks_make_chunks_longer() -> None:
+    x = torch.arange(1.0, 101.0)
+    assert pick(Chunks(chunk=10), x, 4).indices.tolist() == [24, 49, 74, 99]
+    assert pick(Chunks(chunk=10), x, 10).indices.tolist() == list(range(9, 100, 10))
+
+
+def test_a_nan_in_any_chunk_is_selected() -> None:
+    for position in (0, 4095, 4096, 9000, 9999):
+        x = torch.randn(10_000, generator=seeded())
+        x[position] = torch.nan
+        for k in (1, 3, 100):
+            assert position in pick(Chunks(), x, k).indices.tolist()

@@ -25,6 +25,7 @@ CHECKS = [
     "drift_of_the_shared_model_is_found",
     "diloco_averages_every_so_many_steps",
     "forgotten_residuals_are_the_third_term_of_the_law",
+    "sparseloco_as_published_learns",
     "adam_on_sparse_gradients_is_warned_of_once",
     "rates_of_their_own_have_groups_of_their_own",
     "what_does_not_go_with_updates_is_refused",

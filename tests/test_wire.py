@@ -24,7 +24,7 @@ from gradsieve.wire.values import VALUE_CODES
 
 CPU = torch.device("cpu")
 EXPECTED = Expected(rank=0, numel=50, k=5, dtype=torch.float32, device=CPU)
-BITS = {"plain": 64, "float32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "sign": 1, "bit": 1}
+BITS = {"plain": 64, "float32": 32, "bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "sign": 1, "bit": 1, "twobit": 2}
 
 
 def expected(numel: int, dtype: torch.dtype = torch.float32) -> Expected:
@@ -87,7 +87,7 @@ def test_indices_beyond_int32_travel_as_int64() -> None:
 @pytest.mark.parametrize("name", VALUE_CODES)
 def test_the_sender_knows_what_the_receiver_sees(name: str, dtype: torch.dtype) -> None:
     """Bit for bit, and the rest it keeps: value = seen + rounded away."""
-    for count in (1, 2, 127, 128, 129, 1000):
+    for count in (1, 2, 127, 128, 129, 256, 257, 1000):
         generator = torch.Generator().manual_seed(count)
         values = torch.randn(count, generator=generator, dtype=torch.float64).pow(3).to(dtype)
         sent = SparseVector(torch.arange(count) * 3, values, 3000)
@@ -140,12 +140,75 @@ def test_a_bit_carries_the_mean_magnitude_of_the_whole_message() -> None:
     assert torch.equal(arrived.values, packed.seen.values)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_two_bits_carry_a_sign_and_the_mean_magnitude_below_or_above_the_mean(dtype: torch.dtype) -> None:
+    values = torch.tensor([1.0, -2.0, 3.0, -12.0, -20.0, 0.0], dtype=dtype)  # 6.33 on average
+    values = torch.cat([values.repeat(40), torch.full((16,), 4.0), -1e-3 * torch.ones(40)]).to(dtype)
+    sent, agreed = SparseVector(torch.arange(296), values, 296), expected(296, dtype)
+    packed = Codec(values="twobit").pack(sent, agreed, 0)
+    low = (40 * 6.0 + 16 * 4.0) / (40 * 4 + 16)
+    one_turn = torch.tensor([low, -low, low, -16.0, -16.0, low])
+    seen = torch.cat([one_turn.repeat(40), torch.full((16,), low), torch.full((40,), -1e-3)]).to(dtype)
+    assert torch.allclose(packed.seen.values, seen, rtol=1e-6)
+    assert torch.equal(packed.seen.values[:256].abs().unique(), seen[:256].abs().unique())
+    assert torch.equal(unpack(packed.message, agreed, 0, 296, source=1).vector.values, packed.seen.values)
+
+
+def test_two_bits_keep_zeros_and_what_has_two_magnitudes() -> None:
+    """A chunk of zeros is zeros, none of them negative, also next to one that is not."""
+    zeros, two = torch.full((256,), -0.0), torch.tensor([0.5, -3.0, 0.5, 3.0]).repeat(30)
+    mixed = torch.tensor([-0.0, 2.0, -0.0, -2.0]).repeat(10)  # the low level is zero
+    for values in (zeros[:7], zeros, torch.cat([zeros, two]), two, mixed):
+        sent = SparseVector(torch.arange(values.numel()), values, values.numel())
+        packed = Codec(values="twobit").pack(sent, expected(values.numel()), 0)
+        arrived = unpack(packed.message, expected(values.numel()), 0, values.numel(), source=1).vector.values
+        assert torch.equal(arrived, values)
+        assert torch.equal(packed.seen.values, values)
+        assert not arrived[arrived == 0].signbit().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_two_bits_leave_half_precision_exact(dtype: torch.dtype) -> None:
+    sent = vector([1, 5, 9], [1.0, -2.5, 4.0], dtype=dtype)
+    assert Codec(values="twobit").pack(sent, expected(50, dtype), 0).seen is sent
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e39])
+def test_two_bits_of_what_is_too_large_anywhere_are_not_sent(bad: float) -> None:
+    values = torch.ones(1300, dtype=torch.float64)
+    for position in (0, 700, 1299):
+        values[position] = bad
+        sent = SparseVector(torch.arange(1300), values, 1300)
+        arrived = unpack(Codec(values="twobit").pack(sent, expected(1300, torch.float64), 0).message,
+                         expected(1300, torch.float64), 0, 1300, source=1).vector  # fmt: skip
+        assert torch.equal(arrived.values.view(torch.int64), values.view(torch.int64))
+
+
+TWO_BITS = Codec(values="twobit").pack(SparseVector.run(torch.linspace(1, 9, 40), 5, 50), EXPECTED, 0).message
+BAD_TWO_BITS = {
+    "more in its word": (with_word(TWO_BITS, 6, 8 | 1 << 8), "unknown value code 0x108"),
+    "an unknown kind": (with_word(TWO_BITS, 6, 9), "unknown value code 0x9"),
+    "more values than came": (with_word(with_word(TWO_BITS, 4, 45), 6, 5), "bytes came"),
+    "another chunk": (torch.cat([TWO_BITS[:-8], TWO_BITS[-16:]]), "bytes came"),
+    "cut off": (TWO_BITS[:-8], "were announced"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TWO_BITS)
+def test_malformed_two_bits_are_refused(name: str) -> None:
+    message, sentence = BAD_TWO_BITS[name]
+    with pytest.raises(MessageError, match=sentence):
+        unpack(message, EXPECTED, 0, 50, source=1)
+    assert unpack(TWO_BITS, EXPECTED, 0, 50, source=1).vector.nnz == 40
+
+
 @pytest.mark.parametrize("name", BITS)
 def test_a_value_takes_the_bits_its_name_says(name: str) -> None:
     count = 20_480
     sent = SparseVector(torch.arange(count), torch.randn(count, dtype=torch.float64), count)
     size = Codec(values=name).pack(sent, expected(count, torch.float64), 0).message.numel()
-    scales = {"int8": 4 * count / 128, "int4": 4 * count / 128, "sign": 4 * count / 1024, "bit": 8}.get(name, 0)
+    per_value = {"int8": 4 / 128, "int4": 4 / 128, "sign": 4 / 1024, "bit": 8 / count, "twobit": 8 / 256}
+    scales = count * per_value.get(name, 0)
     most = OVERHEAD_BYTES + scales + count * BITS[name] / 8
     assert size == most or (name == "bf16" and size < 0.9 * most)
 
@@ -172,7 +235,7 @@ def test_what_a_code_cannot_hold_travels_exact(name: str, bad: float) -> None:
     assert torch.isfinite(arrived.values).all() == math.isfinite(bad)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "sign", "bit"])
+@pytest.mark.parametrize("name", ["int8", "int4", "sign", "bit", "twobit"])
 def test_values_too_small_for_a_scale_are_left_over(name: str) -> None:
     tiny = vector([1, 2], [1e-45, -1e-44])
     packed = Codec(values=name).pack(tiny, EXPECTED, 0)

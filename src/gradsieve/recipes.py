@@ -16,6 +16,7 @@ from gradsieve.reducers.topka import TopkA
 from gradsieve.reducers.topkdsa import TopkDsa
 from gradsieve.registry import Registry
 from gradsieve.selectors import Everything, Selector
+from gradsieve.selectors.chunks import Chunks
 from gradsieve.selectors.dgc import Dgc
 from gradsieve.selectors.exact import Exact
 from gradsieve.selectors.gaussian import Gaussian
@@ -116,6 +117,14 @@ class OneBitRecipe(Recipe):
     reducer: Reducer[Any] = TopkDsa(codec=Codec(values="bit"))
 
 
+@dataclass(frozen=True)
+class SparseLoCoRecipe(Recipe):
+    """Top-k of each chunk of 4,096 entries, two bits each, gathered by all (SparseLoCo, for updates)."""
+
+    selector: Selector[Any] = Chunks()
+    reducer: Reducer[Any] = TopkA(codec=Codec(values="twobit"))
+
+
 OWN = "own"  # the recipe's own code
 TORCH_NAMES = {"bfloat16": "bf16", "float16": "fp16"}  # of value codes
 
@@ -132,6 +141,7 @@ RECIPES: Registry[type[Recipe]] = Registry(
         "randomk": RandomKRecipe,
         "spardl": SparDLRecipe,
         "onebit": OneBitRecipe,
+        "sparseloco": SparseLoCoRecipe,
     },
 )
 
@@ -139,9 +149,9 @@ RECIPES: Registry[type[Recipe]] = Registry(
 def recipe(name: str, *, values: str = OWN, indices: str = OWN) -> Recipe:
     """The named recipe with its default settings, and with other codes for what it sends.
 
-    `values` is one of exact, plain, float32, bf16, fp16, int8, int4, sign, bit: the sender keeps the rounding error.
-    `indices` is one of auto, plain, blocks, gaps, bitmap. With `own` a recipe has its own: all are exact and auto,
-    except that onebit sends bits.
+    `values` is one of exact, plain, float32, bf16, fp16, int8, int4, sign, bit, twobit: the sender keeps the rounding
+    error. `indices` is one of auto, plain, blocks, gaps, bitmap. With `own` a recipe has its own: all are exact and
+    auto, except that onebit sends values as bit and sparseloco as twobit.
     """
     entry: Any = RECIPES[name]
     made: Recipe = entry()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradsieve.kernels import loops
+from gradsieve.kernels import chunks, loops
 from gradsieve.kernels import runs as sorted_runs
 from gradsieve.kernels.lanes import LANES, STORE_ALIGNMENT_BYTES
 from gradsieve.kernels.reference import Entries, index_dtype
@@ -91,6 +91,29 @@ def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
     kept, dropped = _empty_like(indices, values, k + 1), _empty_like(indices, values, numel - k + 1)
     loops.cut(*_arrays(indices, values), bits, key_mask, kth, ties, *_arrays(*kept), *_arrays(*dropped))
     return (kept[0][:k], kept[1][:k]), (dropped[0][:-1], dropped[1][:-1])
+
+
+def top_of_chunks(x: Tensor, length: int, edges: Tensor) -> Entries:
+    """See `reference.top_of_chunks`."""
+    source, bounds, (bits, key_mask, key_bits) = x.numpy(), edges.numpy(), _keys(x)
+    out = torch.empty(int(bounds[-1]), dtype=index_dtype(x.numel())), torch.empty(int(bounds[-1]), dtype=x.dtype)
+    filled: dict[int, slice] = {}  # of `out`, by number of the thread's part
+
+    def select(part: int, start: int, stop: int) -> None:
+        first, last = -(-start // length), -(-stop // length)  # the chunks that begin in this part
+        if first == last:
+            return
+        entries, shares = slice(first * length, last * length), bounds[first : last + 1]
+        room = _arrays(*(each[shares[0] : shares[-1]] for each in out))
+        vectors = source[entries], bits[entries]
+        found = int(chunks.select(*vectors, key_mask, key_bits, length, first * length, shares, *room))
+        filled[part] = slice(int(shares[0]), int(shares[0]) + found)
+
+    _in_threads(select, x.numel())
+    parts = [filled[part] for part in sorted(filled)]
+    if sum(part.stop - part.start for part in parts) == bounds[-1]:
+        return out
+    return joined([out[0][part] for part in parts]), joined([out[1][part] for part in parts])
 
 
 def sum_runs(runs: Sequence[Entries]) -> Entries:

@@ -69,6 +69,23 @@ def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
     return (indices[kept], values[kept]), (indices[dropped], values[dropped])
 
 
+def top_of_chunks(x: Tensor, length: int, edges: Tensor) -> Entries:
+    """Of each chunk of `length` entries, its share of largest magnitudes; zeros never, ties to the lower index.
+
+    The share of chunk i is `edges[i + 1] - edges[i]`, at least one and at most the chunk. The last may be shorter.
+    """
+    num_chunks = edges.numel() - 1
+    keys = _orderable(x)
+    padded = keys.new_full((num_chunks * length,), -1)
+    padded[: x.numel()] = keys
+    keys, order = padded.view(num_chunks, length).sort(dim=1, descending=True, stable=True)
+    ranks = torch.arange(length, device=x.device)
+    picked = (ranks < edges.diff().to(x.device)[:, None]) & (keys > 0)
+    starts = length * torch.arange(num_chunks, device=x.device)
+    positions = (starts[:, None] + order)[picked].sort().values
+    return positions.to(index_dtype(x.numel())), x[positions]
+
+
 def sum_runs(runs: Sequence[Entries]) -> Entries:
     """The sum of sorted runs, added in their order. Sums that cancel stay: they tell that the index was delivered."""
     indices, places = torch.unique(torch.cat([run[0] for run in runs]), return_inverse=True)

@@ -18,7 +18,7 @@ CHUNK_VALUES = 1024  # that share a step of 32 bits: 0.03 bits a value; 4 KB are
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
-def _mean_magnitude(values: Any) -> Any:
+def mean_magnitude(values: Any) -> Any:
     """In float64, where float32 magnitudes cannot overflow; infinite or NaN if one of them is."""
     total = 0.0
     for j in range(values.size):
@@ -33,7 +33,7 @@ def encode(values: Any, steps: Any, masks: Any) -> bool:
     for chunk in range(steps.size):
         start = chunk * CHUNK_VALUES
         stop = min(start + CHUNK_VALUES, values.size)
-        step = _mean_magnitude(values[start:stop])
+        step = mean_magnitude(values[start:stop])
         if not np.isfinite(step):
             return False
         steps[chunk] = step

@@ -3,6 +3,7 @@
 from typing import Any
 
 from gradsieve.registry import Registry
+from gradsieve.selectors.chunks import Chunks
 from gradsieve.selectors.dgc import Dgc
 from gradsieve.selectors.everything import Everything
 from gradsieve.selectors.exact import Exact
@@ -25,5 +26,6 @@ SELECTORS: Registry[type[Selector[Any]]] = Registry(
         "dgc": Dgc,
         "random": Random,
         "window": Window,
+        "chunks": Chunks,
     },
 )

@@ -42,4 +42,4 @@ DILOCO = Outer(local_steps=100, rate=0.7, momentum=0.9)
 """The published setting, to be used with recipe "dense"; local_steps from 30 to 500."""
 
 SPARSELOCO = Outer(local_steps=30, decay=0.95, ahead=False)
-"""The published setting, to be used with few bits per value; local_steps from 15 to 100."""
+"""The published setting, to be used with recipe "sparseloco" at density 1 / 64; local_steps from 15 to 100."""

@@ -1,13 +1,17 @@
-"""Values rounded to a few levels: whole numbers of 8, 4 or 1 bits times a step that a chunk of values shares."""
+"""Values rounded to a few levels that a chunk of values shares.
+
+Whole numbers of 8, 4 or 1 bits times a step, or with 2 bits a sign and one of two magnitudes.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from gradsieve.kernels import fields, signs
+from gradsieve.kernels import fields, signs, twobits
 from gradsieve.kernels.bits import num_words
 from gradsieve.vector import SparseVector
 from gradsieve.wire.code import Array, ValueCode
@@ -91,20 +95,16 @@ class Nibble(Stepped):
 
 
 @dataclass(frozen=True)
-class Sign(Stepped):
-    """-1 or 1.
+class Encoded(Stepped):
+    """Codes that are encoded when they are chosen.
 
-    Choosing it encodes: whether all values are finite comes out of the one pass that does so. Writing is a copy of one
-    bit for each value.
+    Whether all values are finite comes out of the one pass that encodes them. Writing is a copy of the words.
     """
 
-    kind: ClassVar[int] = 6
-    bits: ClassVar[int] = 1
-    chunk_values: ClassVar[int] = signs.CHUNK_VALUES
     encoded: Array | None = field(default=None, compare=False, repr=False)  # all words
 
     @classmethod
-    def fitting(cls, values: Array) -> Sign | None:
+    def fitting(cls, values: Array) -> Self | None:
         """The code of these values; None if one of them is not finite as float32, or has not that many bits."""
         if values.itemsize < 4:
             return None
@@ -112,8 +112,15 @@ class Sign(Stepped):
             singles = values.astype(np.float32, copy=False)
         code = cls(values.size)
         words = np.zeros(code.num_words, np.uint64)
-        finite = signs.encode(singles, *code._steps_and_masks(words))
-        return cls(values.size, words) if finite else None
+        return cls(values.size, words) if code.encode_all(singles, words) else None
+
+    @abstractmethod
+    def encode_all(self, values: Array, words: Array) -> bool:
+        """Fill all words from float32 values; false if one of them is not finite."""
+
+    @abstractmethod
+    def decode_all(self, words: Array, values: Array) -> None:
+        """Fill float32 values from the words."""
 
     def cleared(self, words: Array) -> Array:
         """See `Code.cleared`: all words are written over."""
@@ -128,8 +135,25 @@ class Sign(Stepped):
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
         """See `ValueCode.read`."""
         values = np.empty(self.count, np.float32)
-        signs.decode(*self._steps_and_masks(words), values)
+        self.decode_all(words, values)
         return values.astype(dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class Sign(Encoded):
+    """-1 or 1."""
+
+    kind: ClassVar[int] = 6
+    bits: ClassVar[int] = 1
+    chunk_values: ClassVar[int] = signs.CHUNK_VALUES
+
+    def encode_all(self, values: Array, words: Array) -> bool:
+        """See `Encoded.encode_all`."""
+        return bool(signs.encode(values, *self._steps_and_masks(words)))
+
+    def decode_all(self, words: Array, values: Array) -> None:
+        """See `Encoded.decode_all`."""
+        signs.decode(*self._steps_and_masks(words), values)
 
     def write_vector(self, vector: SparseVector, values: Array, words: Array) -> SparseVector:
         """See `ValueCode.write_vector`."""
@@ -162,8 +186,8 @@ class Bit(Sign):
         return num_words(32) + num_words(self.bits * self.count)
 
     @classmethod
-    def fitting(cls, values: Array) -> Bit | None:
-        """See `Sign.fitting`."""
+    def fitting(cls, values: Array) -> Self | None:
+        """See `Encoded.fitting`."""
         chunked = Sign.fitting(values)
         if chunked is None or chunked.encoded is None:
             return None
@@ -177,3 +201,28 @@ class Bit(Sign):
 
     def _steps_and_masks(self, words: Array) -> tuple[Array, Array]:
         return np.full(self.num_chunks, words[:1].view(np.float32)[0]), words[1 : self.num_words].view(np.uint32)
+
+
+@dataclass(frozen=True)
+class TwoBit(Encoded):
+    """A sign and one of two magnitudes that a chunk of values shares: the pairs of magnitudes, then the codes."""
+
+    kind: ClassVar[int] = 8
+    bits: ClassVar[int] = 2
+    chunk_values: ClassVar[int] = twobits.CHUNK_VALUES
+
+    @property
+    def num_words(self) -> int:
+        """See `Code.num_words`."""
+        return self.num_chunks + num_words(self.bits * self.count)
+
+    def encode_all(self, values: Array, words: Array) -> bool:
+        """See `Encoded.encode_all`."""
+        return bool(twobits.encode(values, *self._parts(words)))
+
+    def decode_all(self, words: Array, values: Array) -> None:
+        """See `Encoded.decode_all`."""
+        twobits.decode(*self._parts(words), values)
+
+    def _parts(self, words: Array) -> tuple[Array, Array]:
+        return words[: self.num_chunks].view(np.float32), words[self.num_chunks :]

@@ -35,7 +35,7 @@ HEADER_WORDS = 8
 OVERHEAD_BYTES = 8 * (HEADER_WORDS + 1)
 
 _MAGIC = 0x6753  # "gS"
-_VERSION = 4
+_VERSION = 4  # raised when messages change that could be sent before; readers refuse a code they do not know
 _END_MARK = 0x6576656973  # "sieve"
 _VALUE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -9,6 +9,8 @@
 | `fp16` | 16 | |
 | `int8`, `int4` | 8, 4 | multiples of a step that 128 values share |
 | `sign` | 1 | the mean magnitude that 1,024 values share |
+| `bit` | 1 | the mean magnitude of all values of a message |
+| `twobit` | 2 | two magnitudes that 256 values share: the means of those below and above their mean |
 
 What rounding takes away is known to the sender, who keeps it: see `Channel`. Values that a code cannot hold (not
 finite, or too large) make the whole message travel exact, so that nothing is lost and a NaN reaches everybody.
@@ -26,7 +28,7 @@ from gradsieve.kernels import fields
 from gradsieve.kernels.bits import num_words
 from gradsieve.registry import Registry
 from gradsieve.wire.code import Array, ValueCode
-from gradsieve.wire.levels import Bit, Byte, Nibble, Sign
+from gradsieve.wire.levels import Bit, Byte, Encoded, Nibble, Sign, TwoBit
 
 WORTH_NARROWING_BITS = 30  # wider fields save too little for the time they take
 BRAIN_SHIFT = 16
@@ -164,9 +166,10 @@ VALUE_CODES: Registry[type[ValueCode] | None] = Registry(
         "int4": Nibble,
         "sign": Sign,
         "bit": Bit,
+        "twobit": TwoBit,
     },
 )
-_SIMPLE: dict[int, Any] = {code.kind: code for code in (Single, Half, Byte, Nibble, Sign, Bit)}
+_SIMPLE: dict[int, Any] = {code.kind: code for code in (Single, Half, Byte, Nibble, Sign, Bit, TwoBit)}
 
 
 def chosen(name: str, values: Array) -> ValueCode:
@@ -176,7 +179,7 @@ def chosen(name: str, values: Array) -> ValueCode:
         return Native(values.size, values.itemsize)
     if code is None or values.size == 0 or (code is Single and values.itemsize <= 4):
         return _exact(values)
-    if code in (Sign, Bit):
+    if issubclass(code, Encoded):
         return code.fitting(values) or _exact(values)
     span = _span(values)
     if span is None or not span.view(np.float32)[1] <= code.largest:
