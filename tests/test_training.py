@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradsieve import Outer
+from gradsieve import SPARSELOCO, Outer
 from gradsieve.cli import main
 from gradsieve.errors import InputError, UnknownNameError
 from gradsieve.feedback import MomentumResidual, NoFeedback, Residual
@@ -339,6 +339,12 @@ def test_exchanges_of_updates_by_name() -> None:
     assert diloco.schedule(preset, 10).density_at(0) == 1.0
     assert Exchange("local-adam-8").outer == Outer(local_steps=8)
     assert not Exchange("local-adam-8").adapts
+    published = Exchange("sparseloco-32")
+    assert published.outer == SPARSELOCO.every(32)
+    assert published.of_updates
+    assert not published.adapts
+    assert published.schedule(preset, 10).density_at(0) == 1 / 64
+    assert published.build(preset).reducer.codec.values == "twobit"
     several = Exchange("oktopk-updates-8")
     assert several.outer == Outer(local_steps=8)
     assert several.adapts

@@ -14,7 +14,7 @@ from gradsieve.lab.workloads.workload import Preset
 from gradsieve.recipes import OWN, RECIPES, Recipe, recipe
 from gradsieve.registry import Registry
 from gradsieve.schedules import Constant, Schedule, Steps
-from gradsieve.updates import DILOCO, Outer
+from gradsieve.updates import DILOCO, SPARSELOCO, Outer
 from gradsieve.updates.defaults import DEFAULT_UPDATE_DENSITY
 
 DENSE = "dense"
@@ -32,6 +32,9 @@ LOCAL: dict[str, Outer] = {
     **{f"local-adam-{steps}": Outer(local_steps=steps) for steps in LOCAL_STEPS},
 }
 """Baselines that average the models of so many local steps densely, with the optimizer as it is."""
+SPARSELOCO_DENSITY = 1 / 64
+PUBLISHED_LOCAL = {f"sparseloco-{steps}": SPARSELOCO.every(steps) for steps in LOCAL_STEPS}
+"""SparseLoCo as published, likewise with the optimizer as it is."""
 SPARSE_LOCAL: dict[str, Outer] = {
     f"{name}{UPDATES}-{steps}": Outer(local_steps=steps) for name in RECIPES if name != DENSE for steps in LOCAL_STEPS
 }
@@ -45,6 +48,7 @@ EXCHANGES: Registry[str] = Registry(
         **{f"{DENSE}{ending}": DENSE for ending in DENSE_VARIANTS},
         **{name: DENSE for name in PEERS if name != "ddp"},  # which is dense
         **dict.fromkeys(LOCAL, DENSE),
+        **dict.fromkeys(PUBLISHED_LOCAL, "sparseloco"),
         **{name: name.partition(UPDATES)[0] for name in SPARSE_LOCAL},
     },
 )
@@ -83,17 +87,17 @@ class Exchange:
     @property
     def of_updates(self) -> bool:
         """Whether every rank steps on its own gradient and the ranks exchange what the optimizer did."""
-        return UPDATES in self.recipe or self.recipe in LOCAL
+        return UPDATES in self.recipe or self.recipe in LOCAL or self.recipe in PUBLISHED_LOCAL
 
     @property
     def outer(self) -> Outer | None:
         """How a shared model follows the delivered mean; None is the default."""
-        return LOCAL.get(self.recipe) or SPARSE_LOCAL.get(self.recipe)
+        return (LOCAL | PUBLISHED_LOCAL | SPARSE_LOCAL).get(self.recipe)
 
     @property
     def adapts(self) -> bool:
         """Whether the optimizer is turned into its form for own gradients; baselines have it as it is."""
-        return self.of_updates and self.recipe not in LOCAL
+        return UPDATES in self.recipe
 
     @property
     def peer(self) -> Peer | None:
@@ -114,7 +118,7 @@ class Exchange:
     @property
     def is_baseline(self) -> bool:
         """Whether it is one of the ways that this library competes with."""
-        return self.peer is not None or self.recipe in LOCAL
+        return self.peer is not None or self.recipe in LOCAL or self.recipe in PUBLISHED_LOCAL
 
     @property
     def local_steps(self) -> int:
@@ -164,6 +168,8 @@ class Exchange:
             return Constant(1.0)
         if self.density is not None:
             return Constant(self.density, self.dense_steps)
+        if self.recipe in PUBLISHED_LOCAL:
+            return Constant(SPARSELOCO_DENSITY, self.dense_steps)
         if EXCHANGES[self.recipe] == ONEBIT:
             return Constant(DEFAULT_UPDATE_DENSITY, self.dense_steps)
         densities = (*preset.sieve.warmup, preset.sieve.density)
