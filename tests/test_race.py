@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from gradsieve.errors import InputError, MismatchError
 from gradsieve.lab.bench.breakeven import break_even, range_text, read_reports
 from gradsieve.lab.bench.picture import draw_race, draw_steps
 from gradsieve.lab.bench.timed import StepTime, by_local_steps, require_equal, timed_plan, warming_steps
-from gradsieve.lab.bench.train import TrainPlan, _read, _rows, _seconds_to
+from gradsieve.lab.bench.train import TrainPlan, _places, _read, _rows, _seconds_to, compared_run
 from gradsieve.lab.picture import legend_below, look, sheet
 from gradsieve.lab.train.exchange import Exchange, mixtures
 from gradsieve.lab.train.plan import Plan
@@ -89,7 +90,7 @@ def test_where_links_are_slow_only_the_time_of_a_step_is_taken_on_them(
     for row, trained in zip(rows, race[1]["results"], strict=True):
         assert [at[0::2] for at in row["curves"][0]] == [at[0::2] for at in trained["curves"][0]]
         assert len(row["raw_seconds"]) == 2  # stretches of four steps
-        late = {"oktopk": DENSE_STEPS, "powersgd-2": STEPS // 10, "local-sgd": STEPS // 10}
+        late = {"oktopk": DENSE_STEPS, "powersgd-2": max(2, STEPS // 10), "local-sgd": STEPS // 10}
         for step, seconds, _ in row["curves"][0]:
             dense_steps = min(step, late.get(row["recipe"], 0))
             expected = dense_steps * rows[0]["seconds"] + (step - dense_steps) * row["seconds"]
@@ -98,6 +99,37 @@ def test_where_links_are_slow_only_the_time_of_a_step_is_taken_on_them(
         (run,) = (tmp_path / "loopback").glob(f"{timed_as}{'-bf16' * (row['values'] == 'bf16')}-seed0")
         steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert max(steps) == warming_steps(1) + 8
+
+
+def test_runs_of_a_comparison_need_not_be_made_again(
+    race: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of a race holds runs as a comparison's does; none of them is trained again."""
+    compared = ["--compared", str(tmp_path), str(race[0] / "loopback")]
+    assert main(["bench", "train", *SMALL, *CONTENDERS, *compared, "--timed-steps", "4", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["results"]
+    for row, trained in zip(rows, race[1]["results"], strict=True):
+        assert [at[0::2] for at in row["curves"][0]] == [at[0::2] for at in trained["curves"][0]]
+        assert row["test_loss"] == trained["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"steps": 9}, "was made with other settings"),
+        ({"seed": 1}, "no folder has a finished run of dense with seed 1"),
+        ({"ranks": 3}, "was made by 2 ranks, not 3"),
+    ],
+)
+def test_runs_of_another_comparison_are_refused(changes: dict[str, int], sentence: str, tmp_path: Path) -> None:
+    run = Plan("resnet20", Exchange("dense"), steps=7)
+    finished(tmp_path, "dense", [3.0, 2.0])
+    (tmp_path / "dense-seed0" / "config.json").write_text(json.dumps({"plan": run.to_json(), "workers": 2}))
+    plan = TrainPlan(run, [run.exchange], [0], ["loopback"], 2, timed_steps=4, compared=[tmp_path])
+    assert compared_run(plan, run.exchange, 0) == tmp_path / "dense-seed0"
+    other = replace(plan, run=replace(run, steps=changes.get("steps", 7)), ranks=changes.get("ranks", 2))
+    with pytest.raises(InputError, match=sentence):
+        compared_run(other, run.exchange, changes.get("seed", 0))
 
 
 def test_every_timed_stretch_holds_one_exchange_of_many_local_steps() -> None:
@@ -130,8 +162,9 @@ def test_recipes_are_held_against_the_first_peer_that_is_there(tmp_path: Path) -
     exchanges = [Exchange(name) for name in ("dense", "fp16", "powersgd-1", "topka")]
     plan = TrainPlan(Plan("resnet20", exchanges[0]), exchanges, [0], ["loopback"], 2)
     losses = {"dense": [3.0, 2.5, 2.2, 2.0], "fp16": [3.0, 2.5, 2.0], "powersgd-1": [3.0, 2.4], "topka": [3.0, 2.0]}
-    results = [finished(tmp_path, name, course) for name, course in losses.items()]
-    rows = {row["recipe"]: row for row in _rows(plan, "loopback", _read(plan, tmp_path, results))}
+    for name, course in losses.items():
+        finished(tmp_path, name, course)
+    rows = {row["recipe"]: row for row in _rows(plan, "loopback", _read(plan, _places(plan, tmp_path)))}
     assert {row["best_peer"] for row in rows.values()} == {"fp16"}
     assert rows["topka"]["speedup_over_best_peer"] == 2.0
     assert rows["dense"]["speedup_over_best_peer"] == pytest.approx(2 / 3)
@@ -145,35 +178,36 @@ def test_the_time_to_a_target_is_that_of_the_first_test_that_reaches_it() -> Non
     assert _seconds_to([{"seconds": 1.0, "loss": None}], "loss", 1.0) is None
 
 
-def finished(folder: Path, recipe: str, losses: list[float], diverged: bool = False) -> dict[str, Any]:
+def finished(folder: Path, recipe: str, losses: list[float], diverged: bool = False) -> None:
     run = folder / f"{recipe}-seed0"
-    run.mkdir()
+    run.mkdir(exist_ok=True)
     lines = [{"event": "test", "step": step, "seconds": float(step), "loss": loss} for step, loss in enumerate(losses)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = {"recipe": recipe, "diverged": diverged, "parameters": 10, "steps": 5, "step_seconds": 0.1}
-    return {
-        **result,
+    more = {
         "phase_seconds": {"exchange": 0.05},
         "bytes_received_per_step": 8.0,
         "interface_bytes_per_step": None,
     }
+    (run / "result.json").write_text(json.dumps({**result, **more}))
 
 
 def test_who_goes_astray_has_no_loss_and_does_not_end_the_race(tmp_path: Path) -> None:
     exchanges = [Exchange("fp16"), Exchange("dense"), Exchange("topka")]
     plan = TrainPlan(Plan("resnet20", exchanges[1]), exchanges, [0], ["loopback"], 2)
-    results = [finished(tmp_path, "fp16", [], diverged=True), finished(tmp_path, "dense", [3.0, 2.0])]
-    results.append(finished(tmp_path, "topka", [3.0, 2.5], diverged=True))
-    rows = {row["recipe"]: row for row in _rows(plan, "loopback", _read(plan, tmp_path, results))}
+    finished(tmp_path, "fp16", [], diverged=True)
+    finished(tmp_path, "dense", [3.0, 2.0])
+    finished(tmp_path, "topka", [3.0, 2.5], diverged=True)
+    rows = {row["recipe"]: row for row in _rows(plan, "loopback", _read(plan, _places(plan, tmp_path)))}
     assert rows["dense"]["test_loss"] == 2.0
     assert rows["dense"]["diverged"] == 0
     for name in ("fp16", "topka"):
         assert rows[name]["diverged"] == 1
         assert not {"test_loss", "seconds_to_target"} & rows[name].keys()
     draw_race(tmp_path / "race.png", list(rows.values()))
-    results[1]["diverged"] = True
+    finished(tmp_path, "dense", [3.0, 2.0], diverged=True)
     with pytest.raises(InputError, match="dense went astray, so there is no target: lower --lr"):
-        _read(plan, tmp_path, results)
+        _read(plan, _places(plan, tmp_path))
 
 
 @pytest.mark.parametrize(

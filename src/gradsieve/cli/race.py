@@ -35,6 +35,7 @@ AROUND = (
     "first_seed",
     "margin",
     "timed_steps",
+    "compared",
     "out",
     "as_json",
 )
@@ -71,6 +72,13 @@ AROUND = (
     callback=count,
     help="Train once, on loopback, and take the time of so many steps on each network.  [default: train on each]",
 )
+@click.option(
+    "--compared",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER ...",
+    help="Folders of `gradsieve compare` that have the runs: only times are taken, with --timed-steps.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the runs.  [default: runs/race-…]")
 @json_option()
 def train(**options: Any) -> None:
@@ -95,6 +103,7 @@ def train(**options: Any) -> None:
         around["ranks"],
         around["margin"],
         around["timed_steps"],
+        around["compared"],
     )
     folder = run_folder(around["out"], f"race-{plan.workload}")
     with termination_unwinds(), measuring() as progress:

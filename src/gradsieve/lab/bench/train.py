@@ -6,14 +6,14 @@ test data that dense DDP ends at, a little more, since runs differ by chance; wh
 step has no time. Tests are outside the time.
 
 Where links are slow dense takes hours. With `timed_steps` all train once, on loopback, and on every network only the
-time of a step is taken (see `timed`).
+time of a step is taken (see `timed`). Runs that `gradsieve compare` has made need not be made again.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from gradsieve.lab.bench.site import LOOPBACK, check_networks, run_on
 from gradsieve.lab.bench.timed import StepTime, by_local_steps, read_times, require_equal, timed_exchange, timed_plan
 from gradsieve.lab.train.comparison import compare_everywhere, run_name
 from gradsieve.lab.train.exchange import DENSE, Exchange
-from gradsieve.lab.train.journal import METRICS, read_rows
+from gradsieve.lab.train.journal import METRICS, RESULT, read_config, read_result, read_rows
 from gradsieve.lab.train.launch import print_to_log
 from gradsieve.lab.train.plan import Plan
 from gradsieve.lab.workers import Worker, threads_per_worker
@@ -61,6 +61,7 @@ class TrainPlan:
     ranks: int
     margin: float = 0.03  # of the loss dense ends at, that a target lies above it
     timed_steps: int | None = None  # on each network, where the loss is trained on loopback; None trains on each
+    compared: Sequence[Path] = ()  # folders of comparisons that have the runs already; none trains them
 
     def __post_init__(self) -> None:
         if not any(exchange.recipe == DENSE for exchange in self.exchanges):
@@ -70,6 +71,8 @@ class TrainPlan:
             raise InputError(f"ranks must be at least 2, or nothing is sent, got {self.ranks}")
         if not 0 <= self.margin < 1:
             raise InputError(f"margin must be in [0, 1), got {self.margin}")
+        if self.compared and self.timed_steps is None:
+            raise InputError("runs of a comparison have no times on networks: give --timed-steps too")
         if self.timed_steps is not None:
             if self.timed_steps < 1:
                 raise InputError(f"timed steps must be at least 1, got {self.timed_steps}")
@@ -86,9 +89,13 @@ class TrainPlan:
         return next(exchange for exchange in self.exchanges if exchange.recipe == DENSE)
 
     @property
-    def course(self) -> Leg:
+    def whole(self) -> Leg:
         """All of it."""
         return Leg(self.run, self.exchanges, self.seeds, self.ranks)
+
+    def runs(self) -> Iterator[tuple[Exchange, int]]:
+        """Every exchange with every seed."""
+        return ((exchange, seed) for exchange in self.exchanges for seed in self.seeds)
 
     def timed(self) -> list[Leg]:
         """A few steps of each exchange, in groups whose stretches of steps are equally long."""
@@ -135,14 +142,18 @@ Found = Iterator[tuple[str, list[Trained]]]
 
 def _trained_on_each(plan: TrainPlan, folder: Path, progress: Progress) -> Found:
     for network in plan.networks:
-        results = _train_on(network, plan.course, folder / network, progress)
-        yield network, _read(plan, folder / network, results)
+        _train_on(network, plan.whole, folder / network, progress)
+        yield network, _read(plan, _places(plan, folder / network))
 
 
 def _trained_once(plan: TrainPlan, folder: Path, progress: Progress) -> Found:
     assert plan.run.steps is not None
-    results = _train_on(LOOPBACK, plan.course, folder / "course", progress)
-    course = _read(plan, folder / "course", results)
+    if plan.compared:
+        places = {(exchange, seed): compared_run(plan, exchange, seed) for exchange, seed in plan.runs()}
+    else:
+        _train_on(LOOPBACK, plan.whole, folder / "course", progress)
+        places = _places(plan, folder / "course")
+    course = _read(plan, places)
     first: list[Row] = []
     for network in plan.networks:
         own = [row for leg in plan.timed() for row in _train_on(network, leg, folder / network, progress)]
@@ -158,15 +169,44 @@ def _train_on(network: str, leg: Leg, folder: Path, progress: Progress) -> list[
     return results
 
 
-def _read(plan: TrainPlan, folder: Path, results: Sequence[Row]) -> list[Trained]:
-    if any(result["diverged"] for result in results if result["recipe"] == plan.dense.label):
-        raise InputError(f"dense went astray, so there is no target: lower --lr (its runs are in {folder})")
+Places = dict[tuple[Exchange, int], Path]
+"""Folders of runs, by exchange and seed."""
+
+
+def _places(plan: TrainPlan, folder: Path) -> Places:
+    return {(exchange, seed): folder / run_name(exchange, seed) for exchange, seed in plan.runs()}
+
+
+def _read(plan: TrainPlan, places: Places) -> list[Trained]:
+    results = {run: read_result(place) for run, place in places.items()}
+    if any(results[plan.dense, seed]["diverged"] for seed in plan.seeds):
+        raise InputError(
+            f"dense went astray, so there is no target: lower --lr (its runs are in "
+            f"{places[plan.dense, plan.seeds[0]].parent})"
+        )
     trained = []
     for exchange in plan.exchanges:
-        own = [result for result in results if result["recipe"] == exchange.label]
-        tests = [_tests(folder / run_name(exchange, seed)) for seed in plan.seeds]
+        own = [results[exchange, seed] for seed in plan.seeds]
+        tests = [_tests(places[exchange, seed]) for seed in plan.seeds]
         trained.append(Trained(own, tests, [result["step_seconds"] for result in own]))
     return trained
+
+
+def compared_run(plan: TrainPlan, exchange: Exchange, seed: int) -> Path:
+    """The folder of a run that was made with the same settings; or one sentence about what is missing."""
+    wanted = replace(plan.run, exchange=exchange, seed=seed)
+    for folder in plan.compared:
+        place = folder / run_name(exchange, seed)
+        if not (place / RESULT).exists():
+            continue
+        config = read_config(place)
+        made = Plan.from_json(config["plan"])
+        if replace(made, log_every=wanted.log_every, evaluate_every=wanted.evaluate_every) != wanted:
+            raise InputError(f"{place} was made with other settings than are asked for")
+        if config["workers"] != plan.ranks:
+            raise InputError(f"{place} was made by {config['workers']} ranks, not {plan.ranks}")
+        return place
+    raise InputError(f"no folder has a finished run of {exchange.label} with seed {seed}")
 
 
 def _on_time(runs: Trained, time: StepTime) -> Trained:

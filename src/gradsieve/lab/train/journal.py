@@ -12,7 +12,7 @@ from gradsieve.lab.bench.report import environment
 from gradsieve.lab.train.plan import Plan
 
 Row = dict[str, Any]
-METRICS, PROBE = "metrics.jsonl", "probe.jsonl"
+METRICS, PROBE, RESULT = "metrics.jsonl", "probe.jsonl", "result.json"
 
 
 def make_folder(folder: Path) -> Path:
@@ -31,6 +31,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{folder} is not the folder of a run: its config.json cannot be read ({error})") from None
     return config
+
+
+def read_result(folder: Path) -> Row:
+    """What a finished run came to."""
+    result: Row = json.loads((folder / RESULT).read_text())
+    return result
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -54,7 +60,7 @@ class Journal:
         """A fresh run."""
         self._write("config.json", {"plan": plan.to_json(), **facts})
         self._write("environment.json", environment())
-        for name in (METRICS, PROBE, "result.json"):
+        for name in (METRICS, PROBE, RESULT):
             (self.folder / name).unlink(missing_ok=True)
 
     def go_on(self, plan: Plan, facts: Row, step: int) -> None:
@@ -73,7 +79,7 @@ class Journal:
 
     def end(self, result: Row) -> None:
         """What it came to."""
-        self._write("result.json", result)
+        self._write(RESULT, result)
 
     def _write(self, name: str, content: Row) -> None:
         (self.folder / name).write_text(json.dumps(finite(content), indent=1) + "\n")
