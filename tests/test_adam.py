@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import gradsieve
-from gradsieve.optim.adam import LEVELS_PER_DOUBLING, adapt
+from gradsieve.updates.adam import LEVELS_PER_DOUBLING
+from gradsieve.updates.adapting import adapt
 
 SETTINGS: list[dict[str, Any]] = [
     {},

@@ -23,7 +23,6 @@ from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
 from gradsieve.groups import cut_into_groups
-from gradsieve.optim.adam import aware, checked_optimizer, owned_by, rates
 from gradsieve.recipes import Recipe
 from gradsieve.reducers.dense import Dense
 from gradsieve.rules import Rules
@@ -32,6 +31,7 @@ from gradsieve.schedules import Constant, Schedule
 from gradsieve.sieve import Sieve
 from gradsieve.sinks import Sink
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
+from gradsieve.updates.adapting import aware, checked_optimizer, owned_by, rates
 from gradsieve.updates.defaults import chosen_exchange
 from gradsieve.worker import Worker
 
@@ -61,8 +61,8 @@ def attach(
     """Have a DDP model's gradients, or its optimizer's updates, exchanged sparsely from its next backward pass on.
 
     All ranks call it together. With `optimizer`, every rank steps on its own gradient and the ranks exchange what the
-    optimizer did (see `gradsieve.updates`): this is what Adam needs. A `torch.optim.AdamW` or `Adam` is turned into
-    `gradsieve.AdamW` or `gradsieve.Adam` in place. Without it, gradients are exchanged before the optimizer sees them.
+    optimizer did (see `gradsieve.updates`): this is what Adam needs. A torch AdamW, Adam or SGD is turned into
+    gradsieve's own in place. Without it, gradients are exchanged before the optimizer sees them.
 
     Args:
         model: The wrapped model.
@@ -117,7 +117,9 @@ def attach(
     else:
         engine = network.engine(lambda: UpdateEngine(groups, settings, network.comm, parameters, the_outer))
         sieve = UpdateSieve(engine, *network.ends, sinks)
-        sieve.follow(parameters, aware(optimizer, network.comm.size) if adapt else optimizer)
+        sieve.follow(parameters, optimizer)
+        if adapt:
+            aware(optimizer, network.comm.size)
         feed = UpdateFeed(sieve, names)
         bind(model.module, optimizer, sieve.local, feed.exchange)
         model.register_comm_hook(feed, update_hook)
