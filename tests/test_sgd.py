@@ -95,6 +95,7 @@ def test_without_ddp_it_is_adapted_too() -> None:
         net = model()
         inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         optimizer = DistributedOptimizer(inner, net, exchange="updates", comm=comm, rules=Rules(min_numel=10))
+        assert optimizer.sieve.adapt(optimizer) is optimizer
         return type(inner)
 
     assert run_ranks(2, rank) == [gradsieve.SGD] * 2

@@ -62,7 +62,7 @@ def attach(
 
     All ranks call it together. With `optimizer`, every rank steps on its own gradient and the ranks exchange what the
     optimizer did (see `gradsieve.updates`): this is what Adam needs. A torch AdamW, Adam or SGD is turned into
-    gradsieve's own in place. Without it, gradients are exchanged before the optimizer sees them.
+    gradsieve's own in place (see `Sieve.adapt`). Without it, gradients are exchanged before the optimizer sees them.
 
     Args:
         model: The wrapped model.
@@ -71,7 +71,7 @@ def attach(
         optimizer: The optimizer that trains this model; given, updates are exchanged.
         local_steps: Optimizer steps from exchange to exchange; 1 if not given. Updates only.
         outer: How the shared model follows the delivered mean (DiLoCo, SparseLoCo); plainly if not given. Updates only.
-        adapt: Whether Adam and AdamW are corrected for stepping on own gradients. Updates only.
+        adapt: Whether `sieve.adapt(optimizer)` is done at once. Updates only.
         rules: Which parameters go dense; small and 1-D ones if not given.
         group_mb: The most that is selected from and sent as one. None is the whole model, as in the papers, and leaves
             nothing to overlap with backward.
@@ -108,7 +108,8 @@ def attach(
     network.agree(groups[0].device, {**handshake.facts(groups, settings, the_rules), "outer": repr(the_outer)})
     names = {tensor: name for name, tensor in parameters.items()}
     if optimizer is None:
-        sieve = Sieve(network.engine(lambda: Engine(groups, settings, network.comm)), *network.ends, sinks)
+        made = network.engine(lambda: Engine(groups, settings, network.comm))
+        sieve = Sieve(made, *network.ends, sinks, parameters.values())
         if network.comm.size > 1 and _sends_less(settings):
             advice = Advice(parameters[name] for group in groups if group.sparse for name in group.names)
             weakref.finalize(sieve, advice.close)

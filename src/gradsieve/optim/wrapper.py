@@ -81,7 +81,8 @@ class DistributedOptimizer(Optimizer):
         """
         if self._updates is not None:
             raise InputError(
-                "updates are exchanged by step(), after the optimizer's own: clip gradients before it as usual"
+                "updates are exchanged by step(), after the optimizer's own: clip gradients before it, with "
+                "optimizer.sieve.clip_grad_norm_(max_norm)"
             )
         vectors: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
