@@ -92,6 +92,7 @@ def attach(
     check_scaler(scaler)
     parameters = _parameters(model)
     the_rules = rules or Rules()
+    given = optimizer  # which may be a framework's wrapper
     if optimizer is not None:
         optimizer = checked_optimizer(optimizer, parameters)
         parameters = owned_by(optimizer, parameters)
@@ -119,8 +120,8 @@ def attach(
         engine = network.engine(lambda: UpdateEngine(groups, settings, network.comm, parameters, the_outer))
         sieve = UpdateSieve(engine, *network.ends, sinks)
         sieve.follow(parameters, optimizer)
-        if adapt:
-            aware(optimizer, network.comm.size)
+        if adapt and given is not None:
+            aware(given, network.comm.size)
         feed = UpdateFeed(sieve, names)
         bind(model.module, optimizer, sieve.local, feed.exchange)
         model.register_comm_hook(feed, update_hook)

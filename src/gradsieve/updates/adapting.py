@@ -49,17 +49,26 @@ def _let_scheduler_follow(optimizer: OwnGradients) -> None:
     optimizer.step = seen  # type: ignore[method-assign]
 
 
-def aware(optimizer: Optimizer, num_ranks: int) -> bool:
-    """Tell the optimizer how many ranks step on own gradients, adapting torch's own in place.
+def aware(optimizer: object, num_ranks: int) -> bool:
+    """Tell the innermost optimizer how many ranks step on own gradients, adapting torch's own in place.
 
     Returns False, and leaves the optimizer as it is, if it has no sieve-aware form.
     """
-    if type(optimizer) in AWARE:
-        adapt(optimizer)
-    if isinstance(optimizer, OwnGradients):
-        optimizer.for_ranks(num_ranks)
+    *wrappers, inner = layers(optimizer)
+    if isinstance(inner, Optimizer) and type(inner) in AWARE:
+        adapt(inner)
+        for wrapper in reversed(wrappers):
+            _renew_step(wrapper)
+    if isinstance(inner, OwnGradients):
+        inner.for_ranks(num_ranks)
         return True
     return False
+
+
+def _renew_step(wrapper: Any) -> None:
+    """Accelerate's wrapper remembers the old class's `step` if it has a scaler: let it look again, as if unpickled."""
+    if hasattr(wrapper, "_optimizer_patched_step_method"):
+        wrapper.__setstate__(wrapper.__getstate__())
 
 
 def layers(optimizer: object) -> list[object]:

@@ -45,7 +45,7 @@ class UpdateSieve(Sieve):
                 f"rank {rank}: this sieve exchanges the updates of another optimizer, and those of this "
                 f"{type(optimizer).__name__} would be lost: give the optimizer that attach was given"
             )
-        if not aware(self.optimizer, size):
+        if not aware(optimizer, size):
             warnings.warn(
                 f"{type(self.optimizer).__name__} has no sieve-aware form and is left as it is: it steps on this "
                 "rank's own gradient, which has more noise than the mean of all ranks",
