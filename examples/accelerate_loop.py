@@ -1,4 +1,4 @@
-"""Accelerate: attach after prepare(), and have the states saved with the accelerator's.
+"""Accelerate: attach after prepare(), and have the accelerator save each rank's state and clip own gradients.
 
 torchrun --nproc-per-node=2 examples/accelerate_loop.py      (accelerate launch --cpu starts one process only)
 """
@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import gradsieve  # <-
 from bytes_of_python import ByteModel, batch, hash_of, python_bytes
-from gradsieve.front.accelerate import save_with  # <-
+from gradsieve.front.accelerate import clip_with, save_with  # <-
 
 
 def main(steps: int, folder: str | None, resume_at: int) -> None:
@@ -23,6 +23,7 @@ def main(steps: int, folder: str | None, resume_at: int) -> None:
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
     sieve = gradsieve.attach(model, optimizer=optimizer)  # <-
     save_with(accelerator, model, sieve)  # <-
+    clip_with(accelerator, sieve)  # <-
     if resume_at:
         accelerator.load_state(f"{folder}/step-{resume_at}")
     loss = torch.tensor(float("nan"))
@@ -31,6 +32,7 @@ def main(steps: int, folder: str | None, resume_at: int) -> None:
         loss = cross_entropy(model(contexts), following)
         optimizer.zero_grad()
         accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if folder is not None and (step + 1) % 20 == 0:
             accelerator.save_state(f"{folder}/step-{step + 1}")

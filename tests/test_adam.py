@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import gradsieve
-from gradsieve.optim.adam import LEVELS_PER_DOUBLING, adapt
+from gradsieve.updates.adam import LEVELS_PER_DOUBLING
+from gradsieve.updates.adapting import adapt, aware
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -150,6 +151,28 @@ def test_a_live_optimizer_is_adapted_in_place() -> None:
     assert calls == ["after"] * 5
     scheduler.step()  # torch warns if it has not seen the optimizer step
     assert optimizer.param_groups[0]["lr"] == 0.005
+
+
+@pytest.mark.parametrize("followed", [False, True], ids=["alone", "with a scheduler"])
+def test_accelerates_wrapper_with_a_scaler_steps_the_adapted_form(followed: bool) -> None:
+    """It remembers the optimizer's `step` when it is made: the correction was lost without a word."""
+    accelerate = pytest.importorskip("accelerate", reason="Accelerate is in the extra frontends")
+    accelerate.Accelerator(cpu=True)  # its wrapper needs it
+    net, other = model(), model()
+    optimizer, reference = torch.optim.AdamW(net.parameters(), lr=0.01), gradsieve.AdamW(other.parameters(), lr=0.01)
+    if followed:
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    wrapper = accelerate.optimizer.AcceleratedOptimizer(optimizer, scaler=torch.amp.GradScaler("cpu", init_scale=1.0))
+    wrapper.scaler.scale(torch.ones(1))  # so that it has a scale
+    for num_ranks, steps in ((1, range(2)), (4, range(2, 8))):
+        if num_ranks > 1:
+            assert aware(wrapper, num_ranks)
+            assert type(optimizer) is gradsieve.AdamW
+        reference.for_ranks(num_ranks)
+        ours, theirs = trained(net, wrapper, steps), trained(other, reference, steps)
+        assert all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+    assert not wrapper.step_was_skipped
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_hooks_run_once_per_step() -> None:

@@ -270,6 +270,24 @@ def test_what_is_owed_is_of_clipped_gradients() -> None:
         assert 0.1 * CLIP_NORM < norm < 1.001 * math.sqrt(2) * CLIP_NORM
 
 
+def norms_of_a_step(worker: Worker, recipe: str) -> float:
+    plan = Clipping("resnet20", Exchange(recipe), steps=2, batch=4)
+    replica = Replica(plan, WORKLOADS["resnet20"].open(limits=Limits(64, 40)))
+    norms: list[float] = []
+    replica.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in replica.bare.parameters()])))
+    )
+    replica.advance(1)
+    replica.close()
+    return norms[0]
+
+
+@pytest.mark.parametrize(("recipe", "factor"), [("onebit-updates", math.sqrt(2)), ("bf16", 1.0)])
+def test_own_gradients_are_clipped_at_the_root_of_ranks(recipe: str, factor: float) -> None:
+    for norm in run_workers(2, norms_of_a_step, recipe):
+        assert norm == pytest.approx(factor * CLIP_NORM, rel=1e-2)
+
+
 def rates_of_a_step(worker: Worker) -> list[float]:
     plans = [
         Plan("resnet20", Exchange(name), steps=4, batch=4, train_samples=32) for name in ("oktopk", "oktopk-nomomentum")

@@ -147,6 +147,27 @@ def test_a_resumed_run_equals_the_uninterrupted_one(ahead: bool) -> None:
     assert run_ranks(3, rank) == [True] * 3
 
 
+@pytest.mark.parametrize(("exchange", "factor"), [("updates", 2.0), ("gradients", 1.0)])
+def test_clipping_without_ddp(exchange: Any, factor: float) -> None:
+    """Own gradients at the limit times the root of four ranks, the mean at the limit."""
+
+    def rank(comm: Comm) -> tuple[float, Tensor]:
+        model = net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, model, "topka", density=0.5, exchange=exchange, comm=comm, rules=RULES)
+        (1000 * loss_of(model, comm.rank, 0)).backward()
+        if exchange == "gradients":
+            optimizer.exchange()
+        assert optimizer.sieve.clip_grad_norm_(0.25) > 1
+        clipped = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+        optimizer.step()
+        return clipped, flat(model)
+
+    results = run_ranks(4, rank)
+    assert [norm for norm, _ in results] == pytest.approx([factor * 0.25] * 4, rel=1e-4)
+    assert all(torch.equal(model, results[0][1]) for _, model in results)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     def rank(comm: Comm) -> None:
         model = net()

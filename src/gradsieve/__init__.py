@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gradsieve.errors import ReplicaError as ReplicaError
     from gradsieve.errors import UnknownNameError as UnknownNameError
     from gradsieve.functional import sparse_allreduce as sparse_allreduce
+    from gradsieve.optim import SGD as SGD
     from gradsieve.optim import Adam as Adam
     from gradsieve.optim import AdamW as AdamW
     from gradsieve.optim import DistributedOptimizer as DistributedOptimizer
@@ -62,7 +63,7 @@ _HOMES = {
     "errors": "ExchangeError GradsieveError InputError MessageError MismatchError PeerLostError ReplicaError "
     "UnknownNameError",
     "functional": "sparse_allreduce",
-    "optim": "Adam AdamW DistributedOptimizer GTopkSGD GaussianKSGD LazyAdam OkTopkSGD",
+    "optim": "Adam AdamW DistributedOptimizer GTopkSGD GaussianKSGD LazyAdam OkTopkSGD SGD",
     "recipes": "RECIPES Recipe recipe",
     "reducers": "REDUCERS Reduced Reducer",
     "rules": "Rules",

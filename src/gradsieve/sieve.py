@@ -7,9 +7,11 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from gradsieve import checkpoint
 from gradsieve.engine import Engine
@@ -18,6 +20,8 @@ from gradsieve.reshard import Keep
 from gradsieve.sinks import Sink, Sinks
 from gradsieve.stats import Stats
 from gradsieve.worker import Worker
+
+T = TypeVar("T")
 
 
 class Sieve:
@@ -29,8 +33,10 @@ class Sieve:
         worker: Worker | None = None,
         group: dist.ProcessGroup | None = None,
         sinks: Iterable[Sink] = (),
+        parameters: Iterable[Tensor] = (),
     ) -> None:
         self.engine = engine
+        self.parameters = tuple(parameters)  # that are exchanged
         self.worker = worker  # that exchanges; None: whoever calls does
         self._group = group
         self._sinks = Sinks(engine.comm.rank)
@@ -90,6 +96,70 @@ class Sieve:
     def sparse(self) -> None:
         """Send only what the schedule says, from the next step on."""
         self.engine.dense_steps_left = 0.0
+
+    def adapt(self, optimizer: T) -> T:
+        """Turn the optimizer whose updates are exchanged into its sieve-aware form, in place.
+
+        `torch.optim.AdamW`, `Adam` and `SGD` become `gradsieve.AdamW`, `Adam` and `SGD`. Their state, parameter groups,
+        hooks and schedulers are kept. `attach` does it by itself, except with `adapt=False`. Calling it again changes
+        nothing. An optimizer without such a form is left as it is, with a warning.
+
+        Args:
+            optimizer: The optimizer that was given to `attach`, or a framework's wrapper of it.
+
+        Returns:
+            The same object.
+
+        Raises:
+            InputError: The sieve exchanges gradients, or the updates of another optimizer.
+
+        Example:
+            >>> sieve = gradsieve.attach(model, optimizer=optimizer, adapt=False)
+            >>> optimizer = sieve.adapt(optimizer)
+        """
+        raise InputError(
+            f"rank {self.engine.comm.rank}: this sieve exchanges gradients, and an optimizer is adapted only where its "
+            "updates are exchanged: give it to gradsieve.attach(model, optimizer=optimizer)"
+        )
+
+    @property
+    def clip_factor(self) -> float:
+        """What a limit for the mean gradient is multiplied by to clip the gradients that the optimizer sees.
+
+        1 if gradients are exchanged. The root of the number of ranks if updates are: each rank then sees its own
+        gradient, which is mostly noise, and longer than the mean by about that factor.
+        """
+        return 1.0
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        """Clip the gradients that the optimizer sees, at a limit for the mean over all ranks.
+
+        `torch.nn.utils.clip_grad_norm_` of all exchanged parameters, with `max_norm` times `clip_factor`. If updates
+        are exchanged, each rank clips its own gradient by itself. Nothing is sent. With a `GradScaler`, call
+        `scaler.unscale_(optimizer)` first, as for torch's.
+
+        Args:
+            max_norm: The limit that dense training would use.
+            norm_type: The order of the norm.
+            error_if_nonfinite: Whether to raise if the norm is not finite; else the gradients become NaN or zero.
+            foreach: Whether torch takes its foreach implementation; its own choice if None.
+
+        Returns:
+            The norm before clipping.
+
+        Example:
+            >>> loss.backward()
+            >>> sieve.clip_grad_norm_(1.0)
+            >>> optimizer.step()
+        """
+        limit = max_norm * self.clip_factor
+        return torch.nn.utils.clip_grad_norm_(self.parameters, limit, norm_type, error_if_nonfinite, foreach)
 
     def close(self) -> None:
         """End the thread and the process group. The model cannot run another backward pass after that."""

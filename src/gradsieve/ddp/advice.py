@@ -40,7 +40,7 @@ class Advice:
         self._sparse = {}
         if isinstance(optimizer, LOSING):
             warnings.warn(
-                f"torch.optim.{type(optimizer).__name__} steps on sparsely exchanged gradients and loses much of what "
+                f"{type(optimizer).__name__} steps on sparsely exchanged gradients and loses much of what "
                 "dense training learns: exchange its updates instead, gradsieve.attach(model, optimizer=optimizer)",
                 RuntimeWarning,
                 stacklevel=4,

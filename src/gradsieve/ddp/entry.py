@@ -23,7 +23,6 @@ from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings
 from gradsieve.errors import InputError
 from gradsieve.groups import cut_into_groups
-from gradsieve.optim.adam import aware, checked_optimizer, owned_by, rates
 from gradsieve.recipes import Recipe
 from gradsieve.reducers.dense import Dense
 from gradsieve.rules import Rules
@@ -32,6 +31,7 @@ from gradsieve.schedules import Constant, Schedule
 from gradsieve.sieve import Sieve
 from gradsieve.sinks import Sink
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
+from gradsieve.updates.adapting import aware, checked_optimizer, owned_by, rates
 from gradsieve.updates.defaults import chosen_exchange
 from gradsieve.worker import Worker
 
@@ -61,8 +61,8 @@ def attach(
     """Have a DDP model's gradients, or its optimizer's updates, exchanged sparsely from its next backward pass on.
 
     All ranks call it together. With `optimizer`, every rank steps on its own gradient and the ranks exchange what the
-    optimizer did (see `gradsieve.updates`): this is what Adam needs. A `torch.optim.AdamW` or `Adam` is turned into
-    `gradsieve.AdamW` or `gradsieve.Adam` in place. Without it, gradients are exchanged before the optimizer sees them.
+    optimizer did (see `gradsieve.updates`): this is what Adam needs. A torch AdamW, Adam or SGD is turned into
+    gradsieve's own in place (see `Sieve.adapt`). Without it, gradients are exchanged before the optimizer sees them.
 
     Args:
         model: The wrapped model.
@@ -71,7 +71,7 @@ def attach(
         optimizer: The optimizer that trains this model; given, updates are exchanged.
         local_steps: Optimizer steps from exchange to exchange; 1 if not given. Updates only.
         outer: How the shared model follows the delivered mean (DiLoCo, SparseLoCo); plainly if not given. Updates only.
-        adapt: Whether Adam and AdamW are corrected for stepping on own gradients. Updates only.
+        adapt: Whether `sieve.adapt(optimizer)` is done at once. Updates only.
         rules: Which parameters go dense; small and 1-D ones if not given.
         group_mb: The most that is selected from and sent as one. None is the whole model, as in the papers, and leaves
             nothing to overlap with backward.
@@ -92,6 +92,7 @@ def attach(
     check_scaler(scaler)
     parameters = _parameters(model)
     the_rules = rules or Rules()
+    given = optimizer  # which may be a framework's wrapper
     if optimizer is not None:
         optimizer = checked_optimizer(optimizer, parameters)
         parameters = owned_by(optimizer, parameters)
@@ -108,7 +109,8 @@ def attach(
     network.agree(groups[0].device, {**handshake.facts(groups, settings, the_rules), "outer": repr(the_outer)})
     names = {tensor: name for name, tensor in parameters.items()}
     if optimizer is None:
-        sieve = Sieve(network.engine(lambda: Engine(groups, settings, network.comm)), *network.ends, sinks)
+        made = network.engine(lambda: Engine(groups, settings, network.comm))
+        sieve = Sieve(made, *network.ends, sinks, parameters.values())
         if network.comm.size > 1 and _sends_less(settings):
             advice = Advice(parameters[name] for group in groups if group.sparse for name in group.names)
             weakref.finalize(sieve, advice.close)
@@ -117,7 +119,9 @@ def attach(
     else:
         engine = network.engine(lambda: UpdateEngine(groups, settings, network.comm, parameters, the_outer))
         sieve = UpdateSieve(engine, *network.ends, sinks)
-        sieve.follow(parameters, aware(optimizer, network.comm.size) if adapt else optimizer)
+        sieve.follow(parameters, optimizer)
+        if adapt and given is not None:
+            aware(given, network.comm.size)
         feed = UpdateFeed(sieve, names)
         bind(model.module, optimizer, sieve.local, feed.exchange)
         model.register_comm_hook(feed, update_hook)

@@ -15,6 +15,7 @@ from gradsieve.ddp import attach
 from gradsieve.errors import InputError
 from gradsieve.front import resuming
 from gradsieve.front.choosing import Choice, Exchanged
+from gradsieve.front.clipping import multiply_limits, restore_limits
 from gradsieve.recipes import Recipe
 from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
@@ -30,12 +31,14 @@ except ImportError:
         ) from error
 
 CHECKPOINT_KEY = "gradsieve"
+CLIPPING = {"clip_gradients": "clip_val"}  # of the precision plugin: norms and values, also of a user's own hook
 
 
 class SieveCallback(Callback):
     """Attaches when training starts, saves and resumes with the trainer's checkpoints. Takes what `attach` takes.
 
-    The updates of the trainer's optimizer are exchanged; with `exchange="gradients"`, its gradients.
+    The updates of the trainer's optimizer are exchanged; with `exchange="gradients"`, its gradients. Where updates are,
+    the trainer clips at `gradient_clip_val` times `sieve.clip_factor` while it trains.
     """
 
     def __init__(
@@ -69,6 +72,15 @@ class SieveCallback(Callback):
                 self.sieve, states[rank] if rank < len(states) else None, self._group, "the checkpoint"
             )
         self._states, self._resumes = None, False
+        multiply_limits(trainer.precision_plugin, CLIPPING, self.sieve)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The trainer's clipping is its own again."""
+        restore_limits(trainer.precision_plugin, CLIPPING, self.sieve)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Training has ended, too."""
+        restore_limits(trainer.precision_plugin, CLIPPING, self.sieve)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """All ranks come here, and rank 0 writes."""

@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve.ddp import attach
 from gradsieve.errors import InputError
 from gradsieve.front import resuming
+from gradsieve.front.accelerate import CLIPPING
 from gradsieve.front.choosing import Choice, Exchanged
+from gradsieve.front.clipping import multiply_limits, restore_limits
 from gradsieve.recipes import Recipe
 from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
@@ -32,7 +34,8 @@ except ImportError as error:
 class SieveCallback(TrainerCallback):
     """Attaches when training begins, saves and resumes with the trainer's checkpoints. Takes what `attach` takes.
 
-    The updates of the trainer's optimizer are exchanged; with `exchange="gradients"`, its gradients.
+    The updates of the trainer's optimizer are exchanged; with `exchange="gradients"`, its gradients. Where updates are,
+    the trainer clips at `max_grad_norm` times `sieve.clip_factor` while it trains.
 
     `resume_from` is the folder given to `trainer.train(resume_from_checkpoint=...)`, needed only if it is not the
     `checkpoint-<step>` in the output folder: the trainer does not tell its callbacks.
@@ -63,12 +66,18 @@ class SieveCallback(TrainerCallback):
                 "torchrun --nproc-per-node=N, N at least 2"
             )
         if self.sieve is None or model is not self._model:  # else train() was called once more
+            restore_limits(self._trainer.accelerator, CLIPPING, self.sieve)
             scaler = getattr(self._trainer.accelerator, "scaler", None)
             settings = self._choice.for_attach([self._trainer.optimizer], scaler)
             self.sieve, self._model = attach(model, **settings), model
         if state.global_step > 0:
             folder = self._resume_from or checkpoint_folder(args, state)
             resuming.load_from(folder, self.sieve, model.process_group)
+        multiply_limits(self._trainer.accelerator, CLIPPING, self.sieve)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """The trainer's clipping is its own again."""
+        restore_limits(self._trainer.accelerator, CLIPPING, self.sieve)
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """All ranks come here, after the trainer has written its own files."""

@@ -1,8 +1,9 @@
-"""Optimizers that exchange gradients as they step, the way in for loops without DDP; and one for what is delivered."""
+"""Optimizers: for loops without DDP, for updates that are exchanged, and for gradients delivered only occasionally."""
 
-from gradsieve.optim.adam import Adam, AdamW
 from gradsieve.optim.lazy import LazyAdam
 from gradsieve.optim.papers import GaussianKSGD, GTopkSGD, OkTopkSGD
 from gradsieve.optim.wrapper import DistributedOptimizer
+from gradsieve.updates.adam import Adam, AdamW
+from gradsieve.updates.sgd import SGD
 
-__all__ = ["Adam", "AdamW", "DistributedOptimizer", "GTopkSGD", "GaussianKSGD", "LazyAdam", "OkTopkSGD"]
+__all__ = ["SGD", "Adam", "AdamW", "DistributedOptimizer", "GTopkSGD", "GaussianKSGD", "LazyAdam", "OkTopkSGD"]

@@ -46,7 +46,9 @@ class Exchange:
         settings = Settings(recipe, as_schedule(density), options.get("local_clip_norm"))
         with torch.no_grad():
             groups, comm = agreed(parameters, settings, options)
-            self.sieve = Sieve(Engine(groups, settings, comm), sinks=options.get("sinks", ()))
+            self.sieve = Sieve(
+                Engine(groups, settings, comm), sinks=options.get("sinks", ()), parameters=parameters.values()
+            )
 
     def __call__(self, grads: Mapping[str, Tensor], loss_scale: float = 1.0) -> bool:
         """Overwrite flat gradients with their means; whether the step counts, the same on every rank."""

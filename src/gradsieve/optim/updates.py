@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from gradsieve.engine import Settings
 from gradsieve.errors import InputError
-from gradsieve.optim.adam import aware, rates
 from gradsieve.optim.exchange import Options, agreed
 from gradsieve.optim.named import Named
 from gradsieve.recipes import Recipe
 from gradsieve.schedules import Schedule
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
+from gradsieve.updates.adapting import aware, rates
 
 
 class UpdateExchange:
@@ -41,7 +41,8 @@ class UpdateExchange:
             groups, comm = agreed(parameters, settings, options, rates(optimizer, parameters), outer=repr(outer))
             self.engine = UpdateEngine(groups, settings, comm, parameters, outer)
         self.sieve = UpdateSieve(self.engine, sinks=options.get("sinks", ()))
-        self.sieve.follow(parameters, aware(optimizer, comm.size))
+        self.sieve.follow(parameters, optimizer)
+        aware(optimizer, comm.size)
         bind(model, optimizer, self.sieve.local, self.sieve.before_training)
 
     @torch.no_grad()

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from gradsieve.errors import InputError
 from gradsieve.feedback import MomentumResidual
-from gradsieve.optim.adam import check_one_gradient
 from gradsieve.optim.exchange import STATE_KEY, Exchange, Options, check_dense, flat, take_state_from
 from gradsieve.optim.named import Named, parameters_of
 from gradsieve.optim.updates import UpdateExchange
@@ -20,6 +19,7 @@ from gradsieve.scaling import Scaler, check_scaler, scale_of
 from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
 from gradsieve.updates import Outer
+from gradsieve.updates.adapting import check_one_gradient
 from gradsieve.updates.defaults import chosen_exchange
 
 
@@ -81,7 +81,8 @@ class DistributedOptimizer(Optimizer):
         """
         if self._updates is not None:
             raise InputError(
-                "updates are exchanged by step(), after the optimizer's own: clip gradients before it as usual"
+                "updates are exchanged by step(), after the optimizer's own: clip gradients before it, with "
+                "optimizer.sieve.clip_grad_norm_(max_norm)"
             )
         vectors: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():

@@ -168,7 +168,7 @@ def for_updates(settings: Settings, outer: Outer = PLAIN) -> Settings:
     if settings.local_clip_norm is not None:
         raise InputError(
             "local_clip_norm clips gradients before they are exchanged, and here updates are exchanged: "
-            "clip with torch.nn.utils.clip_grad_norm_ before optimizer.step() as usual"
+            "clip with sieve.clip_grad_norm_(max_norm) before optimizer.step()"
         )
     recipe = settings.recipe
     if type(recipe.feedback) not in (Residual, NoFeedback):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,13 @@ from torch.optim import Optimizer
 from gradsieve.errors import InputError
 from gradsieve.reshard import Keep, key_of
 from gradsieve.sieve import Sieve
+from gradsieve.updates.adapting import aware, layers
 from gradsieve.updates.engine import UpdateEngine
 from gradsieve.updates.model import LocalModel
 
 OPTIMIZER_KEY = "optimizer"
+
+T = TypeVar("T")
 
 
 class UpdateSieve(Sieve):
@@ -30,6 +35,29 @@ class UpdateSieve(Sieve):
     def follow(self, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         """Keep the local model and the optimizer whose updates are exchanged."""
         self.local, self.optimizer = LocalModel(parameters, self._updates), optimizer
+        self.parameters = tuple(parameters.values())
+
+    def adapt(self, optimizer: T) -> T:
+        """Turn the optimizer that was given to `attach` into its sieve-aware form, in place (see `Sieve.adapt`)."""
+        rank, size = self.engine.comm.rank, self.engine.comm.size
+        if layers(optimizer)[-1] is not self.optimizer:
+            raise InputError(
+                f"rank {rank}: this sieve exchanges the updates of another optimizer, and those of this "
+                f"{type(optimizer).__name__} would be lost: give the optimizer that attach was given"
+            )
+        if not aware(optimizer, size):
+            warnings.warn(
+                f"{type(self.optimizer).__name__} has no sieve-aware form and is left as it is: it steps on this "
+                "rank's own gradient, which has more noise than the mean of all ranks",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return optimizer
+
+    @property
+    def clip_factor(self) -> float:
+        """The root of the number of ranks: a rank's own gradient is longer than the mean by about that factor."""
+        return math.sqrt(self.engine.comm.size)
 
     def exchange(self) -> None:
         """Exchange now what the next training pass would exchange first. All ranks call it together.

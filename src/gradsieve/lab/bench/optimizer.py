@@ -16,7 +16,7 @@ from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.report import Column, Report, Row, environment, milliseconds, thousands, times
 from gradsieve.lab.machine import require_memory
 from gradsieve.optim import AdamW
-from gradsieve.optim.adam import ALWAYS_MEASURED, MEASURED_EVERY
+from gradsieve.updates.adam import ALWAYS_MEASURED, MEASURED_EVERY
 
 TORCH, OURS = "torch.optim.AdamW", "gradsieve.AdamW"
 

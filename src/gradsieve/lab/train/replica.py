@@ -215,10 +215,11 @@ class Replica:
         interval.skipped += changes[3]
 
     def _update(self) -> None:
-        if self.preset.clip_norm is not None and (self.sieve is None or self.plan.exchange.of_updates):
-            # One rank's gradient is mostly noise, and longer than the mean of all by the root of their number.
-            longer = self.size**0.5 if self.plan.exchange.of_updates else 1.0
-            torch.nn.utils.clip_grad_norm_(self.bare.parameters(), longer * self.preset.clip_norm)
+        limit = self.preset.clip_norm
+        if limit is not None and self.sieve is None:
+            torch.nn.utils.clip_grad_norm_(self.bare.parameters(), limit)
+        elif limit is not None and isinstance(self.sieve, UpdateSieve):
+            self.sieve.clip_grad_norm_(limit)
         self.optimizer.step()
         if self.peer is not None:
             self.peer.after_update()

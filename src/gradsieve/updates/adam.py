@@ -17,16 +17,14 @@ c, so torch's fused and foreach kernels do the work: one call for all parameters
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from gradsieve.errors import InputError
+from gradsieve.updates.own import OwnGradients
 
 LEVELS_PER_DOUBLING = 16  # of the correction: 4 % apart, far below what the estimate is good for; more makes more calls
 MEMORY = 0.95  # of the share's two averages, per measurement; more smooths over more steps
@@ -34,15 +32,10 @@ ALWAYS_MEASURED = 32  # steps at the start; after them one step in MEASURED_EVER
 MEASURED_EVERY = 4
 
 
-class OwnGradients(Optimizer):
+class CorrectedMoments(OwnGradients):
     """Mixed into torch's Adam or AdamW: corrects second moments once a sieve has said how many ranks there are."""
 
     _plain_step: Callable[..., Any]  # torch's own, without the hooks that torch wraps around it
-    _num_ranks: int = 1
-
-    def for_ranks(self, num_ranks: int) -> None:
-        """Each rank of so many steps on its own gradient from now on; 1 is torch's own optimizer, bit for bit."""
-        self._num_ranks = num_ranks
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -111,7 +104,7 @@ def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
 
 
-class AdamW(OwnGradients, torch.optim.AdamW):
+class AdamW(CorrectedMoments, torch.optim.AdamW):
     """`torch.optim.AdamW` for a model whose updates a sieve exchanges.
 
     Same arguments, same meaning of `lr`, `betas`, `eps` and `weight_decay`, same state and the same speed. With no
@@ -126,82 +119,7 @@ class AdamW(OwnGradients, torch.optim.AdamW):
     _plain_step = _without_hooks(torch.optim.AdamW.step)
 
 
-class Adam(OwnGradients, torch.optim.Adam):
+class Adam(CorrectedMoments, torch.optim.Adam):
     """`torch.optim.Adam` for a model whose updates a sieve exchanges; see `AdamW`."""
 
     _plain_step = _without_hooks(torch.optim.Adam.step)
-
-
-AWARE: dict[type[Optimizer], type[OwnGradients]] = {torch.optim.AdamW: AdamW, torch.optim.Adam: Adam}
-
-
-def adapt(optimizer: Optimizer) -> OwnGradients:
-    """Turn a live `torch.optim.AdamW` or `Adam` into its sieve-aware form, in place.
-
-    State, parameter groups, hooks and schedulers that hold the optimizer are kept.
-    """
-    followed = getattr(optimizer.__dict__.pop("step", None), "_wrapped_by_lr_sched", False)
-    optimizer.__class__ = AWARE[type(optimizer)]
-    assert isinstance(optimizer, OwnGradients)
-    optimizer._patch_step_function()
-    if followed:
-        _let_scheduler_follow(optimizer)
-    return optimizer
-
-
-def _let_scheduler_follow(optimizer: OwnGradients) -> None:
-    """A scheduler watches `step` through a function of the old class: give it one of the new class."""
-    step = optimizer.step
-
-    def seen(*args: Any, **kwargs: Any) -> Any:
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-        return step(*args, **kwargs)
-
-    seen._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = seen  # type: ignore[method-assign]
-
-
-def checked_optimizer(optimizer: object, parameters: Mapping[str, Tensor]) -> Optimizer:
-    """The torch optimizer inside a framework's wrapper; or one sentence why it cannot train this model."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
-        if hasattr(optimizer, "sieve"):
-            raise InputError("this optimizer exchanges by itself: give attach the one that it wraps, and step that one")
-        optimizer = inner
-    if not isinstance(optimizer, Optimizer):
-        raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    if not any(id(tensor) in owned for tensor in parameters.values()):
-        raise InputError("the optimizer has none of the model's parameters: give the one that trains this model")
-    check_one_gradient(optimizer)
-    return optimizer
-
-
-def aware(optimizer: Optimizer, num_ranks: int) -> Optimizer:
-    """The optimizer, told how many ranks step on own gradients; torch's Adam and AdamW are adapted in place."""
-    if type(optimizer) in AWARE:
-        adapt(optimizer)
-    if isinstance(optimizer, OwnGradients):
-        optimizer.for_ranks(num_ranks)
-    return optimizer
-
-
-def check_one_gradient(optimizer: Optimizer) -> None:
-    """Refuse optimizers that must have a closure, such as LBFGS."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InputError(
-            f"{type(optimizer).__name__} evaluates the model several times a step and compares losses, which differ "
-            "from rank to rank: use an optimizer that takes one gradient a step"
-        )
-
-
-def owned_by(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters that the optimizer moves: no others have updates."""
-    owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    return {name: tensor for name, tensor in parameters.items() if id(tensor) in owned}
-
-
-def rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    """Each parameter's learning rate. Updates of different size must not share the step size of one message."""
-    by_identity = {id(tensor): group.get("lr", 0.0) for group in optimizer.param_groups for tensor in group["params"]}
-    return {name: float(by_identity[id(tensor)]) for name, tensor in parameters.items()}
