@@ -202,3 +202,37 @@ def test_a_closure_is_called_once() -> None:
 
     assert optimizer.step(closure) == 2.5
     assert calls == [1]
+
+
+def test_torchs_step_count_is_read_once() -> None:
+    """It may lie on a GPU, and reading it there in every step would wait for the GPU in every step."""
+    reads = []
+
+    class Count(torch.Tensor):
+        def __int__(self) -> int:
+            reads.append(1)
+            return 7
+
+    (parameter,) = [nn.Parameter(torch.ones(4))]
+    optimizer = gradsieve.AdamW([parameter])
+    optimizer.for_ranks(4)
+    parameter.grad = torch.ones(4)
+    optimizer.step()
+    state = optimizer.state[parameter]
+    state["step"] = torch.tensor(7.0).as_subclass(Count)
+    for expected in (7, 8, 9):
+        optimizer.step()
+        assert state["steps_counted"] == expected
+    assert reads == [1]
+
+
+def test_a_correction_follows_the_number_of_ranks() -> None:
+    """Levels are remembered, but not beyond what they depend on."""
+    parameter, optimizer = stepped(1000, num_ranks=4, signal=0.0, steps=50)
+    before = optimizer._level(parameter)
+    optimizer.for_ranks(16)
+    assert optimizer._level(parameter) < before
+    optimizer.for_ranks(4)
+    assert optimizer._level(parameter) == before
+    optimizer.state[parameter]["signal_energy"] = optimizer.state[parameter]["gradient_energy"]
+    assert optimizer._level(parameter) == 0

@@ -18,7 +18,7 @@ c, so torch's fused and foreach kernels do the work: one call for all parameters
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class CorrectedMoments(OwnGradients):
     """Mixed into torch's Adam or AdamW: corrects second moments once a sieve has said how many ranks there are."""
 
     _plain_step: Callable[..., Any]  # torch's own, without the hooks that torch wraps around it
+    _levels: dict[Tensor, tuple[Any, int]] | None = None  # of corrections, with what each was computed from
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -65,9 +66,7 @@ class CorrectedMoments(OwnGradients):
     def _by_level(self, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
         levels: dict[int, list[Tensor]] = {}
         for parameter in group["params"]:
-            share = self.signal_share(parameter)
-            correction = math.sqrt(share + (1 - share) / self._num_ranks)
-            levels.setdefault(round(LEVELS_PER_DOUBLING * math.log2(correction)), []).append(parameter)
+            levels.setdefault(self._level(parameter), []).append(parameter)
         decoupled = isinstance(self, torch.optim.AdamW)
         for level, parameters in levels.items():
             factor = 2.0 ** (level / LEVELS_PER_DOUBLING)
@@ -75,6 +74,21 @@ class CorrectedMoments(OwnGradients):
             if decoupled:
                 part["weight_decay"] = group["weight_decay"] * factor
             yield part
+
+    def _level(self, parameter: Tensor) -> int:
+        """Of a parameter's correction; computed anew only if what it depends on has changed."""
+        state = self.state.get(parameter, {})
+        basis = self._num_ranks, state.get("signal_energy"), state.get("gradient_energy")
+        if self._levels is None:
+            self._levels = {}
+        known = self._levels.get(parameter)
+        if known is not None and known[0] == basis:
+            return known[1]
+        share = self.signal_share(parameter)
+        correction = math.sqrt(share + (1 - share) / self._num_ranks)
+        level = round(LEVELS_PER_DOUBLING * math.log2(correction))
+        self._levels[parameter] = basis, level
+        return level
 
     def _measure(self) -> None:
         """Add this step to the averages behind `signal_share`; all parameters in one transfer to main memory."""
@@ -85,7 +99,7 @@ class CorrectedMoments(OwnGradients):
                 state = self.state[parameter]
                 if parameter.grad is None or "exp_avg" not in state:
                     continue
-                steps = float(state["step"])
+                steps = state["steps_counted"] = _steps_counted(state)
                 if steps >= ALWAYS_MEASURED and steps % MEASURED_EVERY:
                     continue
                 grad, moment = parameter.grad.reshape(-1).float(), state["exp_avg"].reshape(-1).float()
@@ -97,6 +111,12 @@ class CorrectedMoments(OwnGradients):
             if math.isfinite(signal) and math.isfinite(energy):
                 for name, new in (("signal_energy", weight * signal), ("gradient_energy", energy)):
                     state[name] = MEMORY * state.get(name, 0.0) + (1 - MEMORY) * new
+
+
+def _steps_counted(state: Mapping[str, Any]) -> int:
+    """Steps that the moments have seen. Torch's own count may be on a GPU, where reading waits: it is read once."""
+    counted: int | None = state.get("steps_counted")
+    return int(state["step"]) if counted is None else counted + 1
 
 
 def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
