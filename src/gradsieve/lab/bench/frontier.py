@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -112,40 +113,36 @@ def _read(path: Path) -> tuple[list[Row], dict[str, Any]]:
 
 def draw_frontier(path: Path, report: Report) -> None:
     """The loss against bytes, then against seconds on each network; a line for each family."""
-    rows = report.results
+    lowest = min(row["test_loss"] for row in report.results)
+    rows = [row for row in report.results if row["test_loss"] <= HIGHEST_SHOWN * lowest]
     networks = list(dict.fromkeys(row["network"] for row in rows))
     first, families = rows[0], list(dict.fromkeys(row["family"] for row in rows))
     title = f"{first['workload']}, {first['numel']:,} parameters, {first['ranks']} ranks, {first['repeats']:,} steps"
     figure = sheet(1.5 + 5.0 * (1 + len(networks)), 5.6, title)
     panels: Any = figure.subplots(1, 1 + len(networks), sharey=True, squeeze=False)[0]
-    _draw_panel(panels[0], [row for row in rows if row["network"] == networks[0]], families, _bytes_of)
-    panels[0].set_xlabel("bytes received per rank and step (log scale)", color=INK)
+    _draw_panel(panels[0], [row for row in rows if row["network"] == networks[0]], families, "fewer_bytes")
+    panels[0].set_xlabel("times fewer bytes than dense (log scale)", color=INK)
     for axes, network in zip(panels[1:], networks, strict=True):
-        _draw_panel(axes, [row for row in rows if row["network"] == network], families, _seconds_of)
+        _draw_panel(axes, [row for row in rows if row["network"] == network], families, "training_seconds")
         axes.set_xlabel(f"seconds of training, {network} (log scale)", color=INK)
-    lowest = min(row["test_loss"] for row in rows)
-    panels[0].set_ylim(lowest * 0.99, lowest * HIGHEST_SHOWN)
     panels[0].set_ylabel("test loss", color=INK)
     legend_below(figure, panels[0])
     save(figure, path)
 
 
-def _bytes_of(row: Row) -> float:
-    return float(row["bytes"])
-
-
-def _seconds_of(row: Row) -> float:
-    return float(row["training_seconds"])
-
-
-def _draw_panel(axes: Any, rows: Sequence[Row], families: Sequence[str], place: Callable[[Row], float]) -> None:
+def _draw_panel(axes: Any, rows: Sequence[Row], families: Sequence[str], x: str) -> None:
     for number, name in enumerate(families):
-        own = sorted((row for row in rows if row["family"] == name), key=place)
-        x, losses = [place(row) for row in own], [row["test_loss"] for row in own]
+        own = sorted((row for row in rows if row["family"] == name), key=itemgetter(x))
+        places, losses = [row[x] for row in own], [row["test_loss"] for row in own]
         spread = [row.get("test_loss_deviation", 0.0) for row in own]
-        size = 4 if all(row["peer"] for row in own) else 7
-        axes.errorbar(x, losses, yerr=spread, marker="o", markersize=size, capsize=2, label=name, **look(number))
-        for row, at in zip(own, x, strict=True):
-            said = row["recipe"].removeprefix(name).lstrip("-")
-            axes.annotate(said, (at, row["test_loss"]), (4, 4), textcoords="offset points", color=FAINT, fontsize=7)
+        size = 4 if all(row["peer"] for row in own) else 7  # this library's are larger
+        axes.errorbar(places, losses, yerr=spread, marker="o", markersize=size, capsize=2, label=name, **look(number))
+        for row, place in zip(own, places, strict=True):
+            said = row["recipe"].removeprefix(name).lstrip("-:@")
+            axes.annotate(said, (place, row["test_loss"]), (5, 5), textcoords="offset points", color=FAINT, fontsize=7)
     finish(axes, "x")
+    from matplotlib.ticker import LogLocator
+
+    low, high = axes.get_xlim()
+    if high < 100 * low:  # few powers of ten, or none
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
