@@ -20,6 +20,7 @@ from gradsieve.cli.measures import (
     raced_peers,
     ranks_option,
     repeats_option,
+    several,
     show,
     threads_option,
     values_option,
@@ -206,16 +207,7 @@ def overlap(
 
 @bench.command(cls=ManyValues)
 @numel_option(OPTIMIZER_NUMELS)
-@click.option(
-    "--tensors",
-    multiple=True,
-    type=str,
-    callback=counts,
-    default=(4, 100),
-    show_default=True,
-    metavar="N ...",
-    help="Tensors that the parameters are in.",
-)
+@several("--tensors", callback=counts, default=(4, 100), metavar="N ...", help="Tensors that the parameters are in.")
 @click.option("--ranks", type=str, callback=count, default=4, show_default=True, metavar="P", help="Ranks to step for.")
 @threads_option()
 @repeats_option(40)

@@ -24,19 +24,19 @@ DENSITIES = (0.01,)
 def numel_option(default: Sequence[int]) -> Callable[[F], F]:
     """How long the gradients are."""
     text = "Length of the gradient; several values are measured one after the other; 14.7M is fine."
-    return _several("--numel", "numels", callback=counts, default=default, metavar="N ...", help=text)
+    return several("--numel", "numels", callback=counts, default=default, metavar="N ...", help=text)
 
 
 def density_option() -> Callable[[F], F]:
     """Which share of the entries is sent."""
     text = "Share of the entries that is sent."
-    return _several("--density", "densities", callback=densities, default=DENSITIES, metavar="D ...", help=text)
+    return several("--density", "densities", callback=densities, default=DENSITIES, metavar="D ...", help=text)
 
 
 def ranks_option(default: Sequence[int]) -> Callable[[F], F]:
     """How many workers."""
     names = "--ranks", "--hosts", "ranks"
-    return _several(*names, callback=counts, default=default, metavar="P ...", help="Workers.")
+    return several(*names, callback=counts, default=default, metavar="P ...", help="Workers.")
 
 
 def repeats_option(default: int) -> Callable[[F], F]:
@@ -73,21 +73,12 @@ VALUES_HELP = "How values are written; own: the recipe's own code."
 
 def values_option() -> Callable[[F], F]:
     """Codes of values."""
-    return _several("--values", default=("own",), metavar="CODE ...", help=VALUES_HELP)
+    return several("--values", default=("own",), metavar="CODE ...", help=VALUES_HELP)
 
 
 def threads_option() -> Callable[[F], F]:
     """Threads of torch."""
-    return click.option(
-        "--threads",
-        multiple=True,
-        type=str,
-        callback=counts,
-        default=(1, 2),
-        show_default=True,
-        metavar="T ...",
-        help="Threads of torch.",
-    )
+    return several("--threads", callback=counts, default=(1, 2), metavar="T ...", help="Threads of torch.")
 
 
 def peer_options(command: F) -> F:
@@ -134,6 +125,6 @@ def show(report: Report, title: str, columns: Sequence[Column], as_json: bool) -
         stdout().print(table(report, title, columns))
 
 
-def _several(*names: str, **settings: Any) -> Callable[[F], F]:
+def several(*names: str, **settings: Any) -> Callable[[F], F]:
     """An option that takes several values, and shows what it takes if it is not given."""
     return click.option(*names, multiple=True, type=str, show_default=True, **settings)

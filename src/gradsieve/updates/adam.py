@@ -76,7 +76,7 @@ class CorrectedMoments(OwnGradients):
             yield part
 
     def _level(self, parameter: Tensor) -> int:
-        """Of a parameter's correction; computed anew only if what it depends on has changed."""
+        """Of a parameter's correction. Computed again only if what it depends on has changed."""
         state = self.state.get(parameter, {})
         basis = self._num_ranks, state.get("signal_energy"), state.get("gradient_energy")
         if self._levels is None:

@@ -39,6 +39,7 @@ SPARSE_LOCAL: dict[str, Outer] = {
     f"{name}{UPDATES}-{steps}": Outer(local_steps=steps) for name in RECIPES if name != DENSE for steps in LOCAL_STEPS
 }
 """Recipes that exchange the updates of so many local steps."""
+OUTERS = LOCAL | PUBLISHED_LOCAL | SPARSE_LOCAL
 
 EXCHANGES: Registry[str] = Registry(
     "recipe",
@@ -87,12 +88,12 @@ class Exchange:
     @property
     def of_updates(self) -> bool:
         """Whether every rank steps on its own gradient and the ranks exchange what the optimizer did."""
-        return UPDATES in self.recipe or self.recipe in LOCAL or self.recipe in PUBLISHED_LOCAL
+        return self.adapts or self.outer is not None
 
     @property
     def outer(self) -> Outer | None:
         """How a shared model follows the delivered mean; None is the default."""
-        return (LOCAL | PUBLISHED_LOCAL | SPARSE_LOCAL).get(self.recipe)
+        return OUTERS.get(self.recipe)
 
     @property
     def adapts(self) -> bool:
@@ -118,7 +119,7 @@ class Exchange:
     @property
     def is_baseline(self) -> bool:
         """Whether it is one of the ways that this library competes with."""
-        return self.peer is not None or self.recipe in LOCAL or self.recipe in PUBLISHED_LOCAL
+        return self.peer is not None or (self.of_updates and not self.adapts)
 
     @property
     def local_steps(self) -> int:
