@@ -14,8 +14,10 @@ from gradsieve.cli import main
 from gradsieve.errors import InputError, MismatchError
 from gradsieve.lab.bench.breakeven import break_even, range_text, read_reports
 from gradsieve.lab.bench.picture import draw_race, draw_steps
+from gradsieve.lab.bench.race import TrainPlan
+from gradsieve.lab.bench.standings import seconds_to, standings
 from gradsieve.lab.bench.timed import StepTime, by_local_steps, require_equal, timed_plan, warming_steps
-from gradsieve.lab.bench.train import TrainPlan, _places, _read, _rows, _seconds_to, compared_run
+from gradsieve.lab.bench.train import _places, _read, compared_run
 from gradsieve.lab.picture import legend_below, look, sheet
 from gradsieve.lab.train.exchange import Exchange, mixtures
 from gradsieve.lab.train.plan import Plan
@@ -164,7 +166,7 @@ def test_recipes_are_held_against_the_first_peer_that_is_there(tmp_path: Path) -
     losses = {"dense": [3.0, 2.5, 2.2, 2.0], "fp16": [3.0, 2.5, 2.0], "powersgd-1": [3.0, 2.4], "topka": [3.0, 2.0]}
     for name, course in losses.items():
         finished(tmp_path, name, course)
-    rows = {row["recipe"]: row for row in _rows(plan, "loopback", _read(plan, _places(plan, tmp_path)))}
+    rows = {row["recipe"]: row for row in standings(plan, "loopback", _read(plan, _places(plan, tmp_path)))}
     assert {row["best_peer"] for row in rows.values()} == {"fp16"}
     assert rows["topka"]["speedup_over_best_peer"] == 2.0
     assert rows["dense"]["speedup_over_best_peer"] == pytest.approx(2 / 3)
@@ -173,9 +175,9 @@ def test_recipes_are_held_against_the_first_peer_that_is_there(tmp_path: Path) -
 
 def test_the_time_to_a_target_is_that_of_the_first_test_that_reaches_it() -> None:
     tests = [{"seconds": 1.0, "loss": 3.0}, {"seconds": 2.0, "loss": 1.9}, {"seconds": 3.0, "loss": 2.5}]
-    assert _seconds_to(tests, "loss", 2.0) == 2.0
-    assert _seconds_to(tests, "loss", 1.0) is None
-    assert _seconds_to([{"seconds": 1.0, "loss": None}], "loss", 1.0) is None
+    assert seconds_to(tests, "loss", 2.0) == 2.0
+    assert seconds_to(tests, "loss", 1.0) is None
+    assert seconds_to([{"seconds": 1.0, "loss": None}], "loss", 1.0) is None
 
 
 def finished(folder: Path, recipe: str, losses: list[float], diverged: bool = False) -> None:
@@ -198,7 +200,7 @@ def test_who_goes_astray_has_no_loss_and_does_not_end_the_race(tmp_path: Path) -
     finished(tmp_path, "fp16", [], diverged=True)
     finished(tmp_path, "dense", [3.0, 2.0])
     finished(tmp_path, "topka", [3.0, 2.5], diverged=True)
-    rows = {row["recipe"]: row for row in _rows(plan, "loopback", _read(plan, _places(plan, tmp_path)))}
+    rows = {row["recipe"]: row for row in standings(plan, "loopback", _read(plan, _places(plan, tmp_path)))}
     assert rows["dense"]["test_loss"] == 2.0
     assert rows["dense"]["diverged"] == 0
     for name in ("fp16", "topka"):

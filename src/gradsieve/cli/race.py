@@ -83,8 +83,10 @@ AROUND = (
 @json_option()
 def train(**options: Any) -> None:
     """Train WORKLOAD with recipes and DDP's hooks in a network: time of a step, and until dense's loss is reached."""
+    from gradsieve.lab.bench.race import TESTS, TrainPlan
     from gradsieve.lab.bench.site import LOOPBACK
-    from gradsieve.lab.bench.train import COLUMNS, TESTS, TrainPlan, bench_train
+    from gradsieve.lab.bench.standings import COLUMNS
+    from gradsieve.lab.bench.train import bench_train
     from gradsieve.lab.interrupts import termination_unwinds
     from gradsieve.lab.train.exchange import DENSE, mixtures
 

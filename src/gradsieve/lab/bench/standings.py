@@ -1,0 +1,118 @@
+"""How the runs of a race stand: time of a step, final loss, time to the target, and who was there first."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradsieve.lab.bench.race import TrainPlan
+from gradsieve.lab.bench.report import Column, Row, megabytes, milliseconds, thousands, times
+from gradsieve.lab.workers import threads_per_worker
+
+COLUMNS = (
+    Column("recipe", "recipe"),
+    Column("values", "values"),
+    Column("network", "network"),
+    Column("ranks", "ranks"),
+    Column("numel", "numel", thousands),
+    Column("seconds", "step", milliseconds),
+    Column("speedup_over_dense", "dense /", times),
+    Column("diverged", "diverged"),
+    Column("test_loss", "test loss", lambda value: f"{value:.4f}"),
+    Column("test_loss_deviation", "±", lambda value: f"{value:.2g}"),
+    Column("seconds_to_target", "to the target", lambda value: f"{value:.1f} s"),
+    Column("speedup_to_target", "dense /", times),
+    Column("speedup_over_best_peer", "best peer /", times),
+    Column("interface_bytes_received_per_rank", "by interface", megabytes),
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One exchange's runs, one a seed: what each came to, its tests, and the times of steps."""
+
+    results: list[Row]
+    tests: list[list[Row]]
+    raw_seconds: list[float]
+
+
+def standings(plan: TrainPlan, network: str, trained: Sequence[Trained]) -> list[Row]:
+    """A row for each exchange on this network."""
+    runs_of = dict(zip(plan.exchanges, trained, strict=True))
+    dense = runs_of[plan.dense]
+    metric = _loss_of(dense.tests[0])
+    target = (1 + plan.margin) * statistics.fmean(tests[-1][metric] for tests in dense.tests)
+    reference = _measured(dense, metric, target)
+    rows: list[Row] = []
+    for exchange, runs in runs_of.items():
+        measured = _measured(runs, metric, target)
+        if "seconds_to_target" in measured and "seconds_to_target" in reference:
+            measured["speedup_to_target"] = reference["seconds_to_target"] / measured["seconds_to_target"]
+        rows.append({
+            "recipe": exchange.name,
+            "values": exchange.values,
+            "peer": exchange.is_baseline,
+            "workload": plan.run.workload,
+            "network": network,
+            "density": exchange.density,
+            "ranks": plan.ranks,
+            "threads": threads_per_worker(plan.ranks),
+            "seeds": list(plan.seeds),
+            "target_loss": target,
+            "timed_steps": plan.timed_steps,
+            "speedup_over_dense": reference["seconds"] / measured["seconds"],
+            **measured,
+        })  # fmt: skip
+    _compare_with_peers(rows)
+    return rows
+
+
+def _compare_with_peers(rows: Sequence[Row]) -> None:
+    """How much sooner than the first of the baselines, dense among them, a recipe was there."""
+    peers = [row for row in rows if row["peer"] and "seconds_to_target" in row]
+    if not peers:
+        return
+    best = min(peers, key=lambda row: float(row["seconds_to_target"]))
+    for row in rows:
+        row["best_peer"] = best["recipe"]
+        if "seconds_to_target" in row:
+            row["speedup_over_best_peer"] = best["seconds_to_target"] / row["seconds_to_target"]
+
+
+def _measured(runs: Trained, metric: str, target: float) -> Row:
+    """One exchange over all seeds."""
+    own, tests = runs.results, runs.tests
+    losses = [rows[-1][metric] for rows, result in zip(tests, own, strict=True) if not result["diverged"]]
+    reached = [seconds_to(rows, metric, target) for rows in tests]
+    known = [seconds for seconds in reached if seconds is not None]
+    interface = [result["interface_bytes_per_step"] for result in own if result["interface_bytes_per_step"] is not None]
+    row: Row = {
+        "numel": own[0]["parameters"],
+        "repeats": own[0]["steps"],
+        "seconds": statistics.median(result["step_seconds"] for result in own),
+        "exchange_seconds": statistics.median(result["phase_seconds"]["exchange"] for result in own),
+        "bytes_received_per_rank": statistics.fmean(result["bytes_received_per_step"] for result in own),
+        "diverged": sum(result["diverged"] for result in own),
+        "raw_seconds": runs.raw_seconds,
+        "raw_seconds_to_target": reached,
+        "curves": [[[row["step"], row["seconds"], row[metric]] for row in rows] for rows in tests],
+    }
+    if losses:
+        row["test_loss"] = statistics.fmean(losses)
+        row["test_loss_deviation"] = statistics.stdev(losses) if len(losses) > 1 else 0.0
+    if len(known) == len(reached):
+        row["seconds_to_target"] = statistics.fmean(known)
+    if interface:
+        row["interface_bytes_received_per_rank"] = statistics.fmean(interface)
+    return row
+
+
+def _loss_of(rows: Sequence[Row]) -> str:
+    """What the workload calls its loss on the test data."""
+    return next(name for name in rows[0] if name == "loss" or name.endswith("_loss"))
+
+
+def seconds_to(rows: Sequence[Row], metric: str, target: float) -> float | None:
+    """Of training, until the first test at which the loss is there."""
+    return next((float(row["seconds"]) for row in rows if row[metric] is not None and row[metric] <= target), None)
