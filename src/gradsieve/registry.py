@@ -10,6 +10,8 @@ from gradsieve.errors import UnknownNameError
 
 T = TypeVar("T")
 
+SHOWN_NAMES = 24  # of a registry, in an error: more would bury the sentence
+
 
 class Registry(Mapping[str, T]):
     """A read-only mapping whose lookup error names the nearest entry."""
@@ -39,4 +41,6 @@ class Registry(Mapping[str, T]):
     def _unknown(self, name: object) -> str:
         near = difflib.get_close_matches(str(name).lower(), self._entries, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"unknown {self.kind} {name!r}; {hint}allowed: {', '.join(self)}"
+        shown = ", ".join(list(self)[:SHOWN_NAMES])
+        more = f" and {len(self) - SHOWN_NAMES} more" if len(self) > SHOWN_NAMES else ""
+        return f"unknown {self.kind} {name!r}; {hint}allowed: {shown}{more}"
