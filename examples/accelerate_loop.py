@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import gradsieve  # <-
 from bytes_of_python import ByteModel, batch, hash_of, python_bytes
-from gradsieve.front.accelerate import clip_with, save_with  # <-
+from gradsieve.integrations.accelerate import clip_with, save_with  # <-
 
 
 def main(steps: int, folder: str | None, resume_at: int) -> None:

@@ -10,7 +10,7 @@ import tempfile
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 from bytes_of_python import hash_of, python_bytes
-from gradsieve.front.transformers import SieveCallback  # <-
+from gradsieve.integrations.transformers import SieveCallback  # <-
 
 SEQUENCE_BYTES = 64
 

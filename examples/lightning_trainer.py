@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from bytes_of_python import BATCH_SIZE, CONTEXT_BYTES, ByteModel, hash_of, python_bytes
-from gradsieve.front.lightning import SieveCallback  # <-
+from gradsieve.integrations.lightning import SieveCallback  # <-
 
 
 class NextByte(LightningModule):

@@ -60,7 +60,7 @@ def steep_norm(model: nn.Module, clip: Any) -> float:
 def with_accelerate(kind: str, results: dict[str, Any]) -> nn.Module:
     from accelerate import Accelerator
 
-    from gradsieve.front.accelerate import clip_with
+    from gradsieve.integrations.accelerate import clip_with
 
     accelerator = Accelerator(cpu=True)
     model = Steep()
@@ -84,7 +84,7 @@ def with_accelerate(kind: str, results: dict[str, Any]) -> nn.Module:
 def with_transformers(kind: str, results: dict[str, Any]) -> nn.Module:
     from transformers import Trainer, TrainingArguments
 
-    from gradsieve.front.transformers import SieveCallback
+    from gradsieve.integrations.transformers import SieveCallback
 
     model = Steep()
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def with_transformers(kind: str, results: dict[str, Any]) -> nn.Module:
 def with_lightning(kind: str, results: dict[str, Any]) -> nn.Module:
     from lightning.pytorch import LightningModule, Trainer
 
-    from gradsieve.front.lightning import SieveCallback
+    from gradsieve.integrations.lightning import SieveCallback
 
     class Module(LightningModule):
         def __init__(self) -> None:

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from gradsieve.comm import FRAME_BYTES, Comm
 from gradsieve.comm.protocol import rotation
-from gradsieve.comm.transport import FIRST_PART_BYTES, Link
+from gradsieve.comm.transport import Link
+from gradsieve.comm.transport.framed import FIRST_PART_BYTES
 from gradsieve.errors import InputError, PeerLostError
 
 FITS_FIRST_PART = FIRST_PART_BYTES - FRAME_BYTES

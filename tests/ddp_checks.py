@@ -40,7 +40,7 @@ from ddp_models import (
     whole_grads,
 )
 from gradsieve import RECIPES, Rules, Sieve
-from gradsieve.dcp import read_states
+from gradsieve.checkpoint.dcp import read_states
 from gradsieve.lab.workers import Worker
 from gradsieve.recipes import recipe as named_recipe
 

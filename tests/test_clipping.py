@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradsieve.front.clipping import multiply_limits, restore_limits
+from gradsieve.integrations.clipping import multiply_limits, restore_limits
 from test_examples import launch
 
 LIMIT = 0.5  # of `clip_job`

@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from comm_contract import check_contract, run_gloo
 from gradsieve.comm import Comm, CountingComm, TorchComm, Traffic
-from gradsieve.comm.direct import DirectTransport
 from gradsieve.comm.mpi import MpiComm
-from gradsieve.comm.shared_memory import SharedMemoryTransport
 from gradsieve.comm.transport import CountedTransport, FramedTransport, Link, Rounds, Transport
+from gradsieve.comm.transport.direct import DirectTransport
+from gradsieve.comm.transport.shared_memory import SharedMemoryTransport
 from gradsieve.errors import InputError
 from gradsieve.testing import run_ranks
 

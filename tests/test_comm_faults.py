@@ -20,7 +20,8 @@ from comm_contract import FITS_FIRST_PART, exchange_lengths, run_gloo
 from gradsieve import InputError, MessageError, PeerLostError, TorchComm
 from gradsieve.comm import Comm
 from gradsieve.comm.mpi import MpiComm
-from gradsieve.comm.transport import LARGEST_MESSAGE_BYTES, CountedTransport, FramedTransport, Link
+from gradsieve.comm.transport import CountedTransport, FramedTransport, Link
+from gradsieve.comm.transport.link import LARGEST_MESSAGE_BYTES
 from gradsieve.testing import run_ranks
 
 PATIENT_SECONDS = 60.0

@@ -23,20 +23,21 @@ from comm_contract import (
     told_of_loss,
 )
 from gradsieve import MessageError, PeerLostError, TorchComm
-from gradsieve.comm import direct, meeting
-from gradsieve.comm.direct import FRAME, PACE_BYTES, PACE_SAMPLES, DirectTransport, Pace, TcpPlace, Wire, own_address
-from gradsieve.comm.meeting import HELLO, SECRET_BYTES, Listener
-from gradsieve.comm.shared_memory import SharedMemoryTransport
-from gradsieve.comm.transport import FramedTransport, Link, Rounds
+from gradsieve.comm.transport import FramedTransport, Link, Rounds, address, meeting
+from gradsieve.comm.transport.address import TcpPlace, own_address
+from gradsieve.comm.transport.connection import FRAME, Connection
+from gradsieve.comm.transport.direct import PACE_BYTES, PACE_SAMPLES, DirectTransport, Pace
+from gradsieve.comm.transport.meeting import HELLO, SECRET_BYTES, Listener
+from gradsieve.comm.transport.shared_memory import SharedMemoryTransport
 
 PATIENT_SECONDS = 60.0
 MORE_THAN_SYSTEMS_HOLD = 12_000_000  # bytes: Linux keeps up to 6 MB for a receiver and 4 MB of a sender
 
 
-def pair() -> tuple[Wire, socket.socket]:
+def pair() -> tuple[Connection, socket.socket]:
     """This rank's end of a connection, and the other end to write anything to."""
     ours, theirs = socket.socketpair()
-    return Wire(cast(Link, SomeLink()), 1, ours), theirs
+    return Connection(cast(Link, SomeLink()), 1, ours), theirs
 
 
 def message(*values: int) -> Tensor:
@@ -290,7 +291,7 @@ def _silent(rank: int, folder: Path) -> tuple[str, float] | None:
 
 def test_strangers_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """One says nothing, one does not know the secret, one is a rank that was not expected."""
-    monkeypatch.setenv(direct.GLOO_INTERFACE, "lo")
+    monkeypatch.setenv(address.GLOO_INTERFACE, "lo")
     monkeypatch.setattr(meeting, "HELLO_SECONDS", 0.1)
     place, secret = TcpPlace(), b"s" * SECRET_BYTES
     listener = place.listen(4)
@@ -306,7 +307,7 @@ def test_strangers_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_waits_long_for_who_does_not_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(direct.GLOO_INTERFACE, "lo")
+    monkeypatch.setenv(address.GLOO_INTERFACE, "lo")
     monkeypatch.setattr(meeting, "CALL_SECONDS", 0.1)
     listener = TcpPlace().listen(1)
     assert meeting._answered(listener.socket, b"", {1}) == {}
@@ -322,12 +323,12 @@ def test_an_address_that_is_none_is_nobody_to_call(address: bytes) -> None:
 
 
 def test_the_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(direct.GLOO_INTERFACE, "lo,eth9")
+    monkeypatch.setenv(address.GLOO_INTERFACE, "lo,eth9")
     assert own_address() == (socket.AF_INET, "127.0.0.1")
-    monkeypatch.setenv(direct.GLOO_INTERFACE, "nosuch0")
+    monkeypatch.setenv(address.GLOO_INTERFACE, "nosuch0")
     with pytest.raises(OSError, match="No such device"):
         own_address()
-    monkeypatch.delenv(direct.GLOO_INTERFACE)
+    monkeypatch.delenv(address.GLOO_INTERFACE)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert own_address() == (socket.AF_INET, "127.0.0.1")
 

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from gradsieve import RECIPES, Constant, InputError, Recipe, Rules, Schedule
 from gradsieve.comm import Comm, CountingComm
-from gradsieve.engine import Engine, Settings, _squares
-from gradsieve.groups import cut_into_groups
-from gradsieve.pieces import Pieces
+from gradsieve.engine import Engine, Settings, Step
+from gradsieve.engine.engine import _squares
+from gradsieve.engine.groups import cut_into_groups
 from gradsieve.recipes import recipe as named_recipe
 from gradsieve.testing import run_ranks
 from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
 
 SHAPES = {"one": (50, 60), "bias": (30,), "two": (60, 70)}
 RANKS = 3
@@ -39,7 +40,7 @@ def gradients(rank: int, step: int) -> dict[str, Tensor]:
 
 
 def run_step(made: Engine, grads: dict[str, Tensor], scale: float | None = None, **how: bool) -> bool:
-    step = made.begin(scale, **how)
+    step = Step(made, scale, **how)
     for name, grad in grads.items():
         step.deliver(name, grad)
         for index in step.ready():
@@ -71,8 +72,7 @@ def test_pieces_are_one_vector(lengths: list[int], apart: bool) -> None:
     for written in (total, SparseVector.full(values)):
         for part in parts:
             part.zero_()
-        pieces.is_clear = True
-        pieces.write_mean_(written, 2)
+        pieces.write_mean_(written, 2, is_clear=True)
         pieces.write_mean_(total, 2)  # no longer clear, whatever was written
         assert torch.equal(torch.cat(parts), total.to_dense() / 2)
 
@@ -87,7 +87,7 @@ def test_groups_take_their_turn_however_gradients_come() -> None:
         made = engine(comm)
         assert [group.names for group in made.groups] == [("two",), ("one",), ("bias",)]
         grads = gradients(comm.rank, 0)
-        step = made.begin()
+        step = Step(made)
         order = []
         for name in ("bias", "one", "two"):
             step.deliver(name, grads[name])
@@ -175,7 +175,7 @@ def test_thresholds_follow_the_loss_scale() -> None:
             made = engine(comm, recipe)
             run_step(made, gradients(comm.rank, 0), 2.0)
             before = made.states[0]
-            made.begin(8.0)
+            Step(made, 8.0)
             after = made.states[0]
             if recipe == "oktopk":
                 assert before.selector.threshold > 0

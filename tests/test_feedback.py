@@ -9,12 +9,12 @@ from torch import Tensor
 from gradsieve import RECIPES, InputError, Recipe, SparseVector, sparse_allreduce
 from gradsieve.comm import Comm
 from gradsieve.feedback import MomentumResidual, Residual
-from gradsieve.pieces import Pieces
 from gradsieve.recipes import OkTopkRecipe
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
 from gradsieve.selectors.exact import Exact
 from gradsieve.testing import run_ranks
 from gradsieve.vector import Sum
+from gradsieve.vector.pieces import Pieces
 
 NUMEL = 300
 
@@ -100,7 +100,7 @@ def test_settling_by_what_has_changed_is_settling_by_all_entries(rounding: bool)
     outcomes = []
     for known in (True, False):
         feedback, out = Residual(), Pieces([gradient(0, 0)])
-        accumulated, _ = feedback.accumulate(out, out, feedback.init(out), None, 0)
+        accumulated, *_ = feedback.accumulate(out, out, feedback.init(out), None, 0)
         sent = SparseVector(places, accumulated[places], numel)
         seen = SparseVector(places, sent.values.bfloat16().float(), numel) if rounding else sent
         leftover: SparseVector = Sum([sent.undelivered(seen, total), more])
@@ -118,7 +118,7 @@ def test_momentum_stops_where_it_was_delivered_also_if_everything_was_sent() -> 
     for copied in (False, True):
         feedback, out = MomentumResidual(0.9), Pieces([grad.clone()])
         state = feedback.init(out)
-        accumulated, _ = feedback.accumulate(out, out, state, None, 0)
+        accumulated, *_ = feedback.accumulate(out, out, state, None, 0)
         sent = SparseVector.full(accumulated.clone() if copied else accumulated)
         total = SparseVector(torch.tensor([0, 2]), torch.tensor([1.0, 3.0]), 4)
         seen = SparseVector.full(sent.values.clone() - 0.25)
@@ -154,13 +154,13 @@ def test_momentum_correction_follows_its_definition() -> None:
     feedback = MomentumResidual(momentum=0.5)
     state = feedback.init(Pieces([torch.zeros(3)]))
     grad = torch.tensor([4.0, 2.0, 1.0])
-    accumulated, _ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
+    accumulated, *_ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
     assert accumulated.tolist() == [4.0, 2.0, 1.0]
     sent = SparseVector(torch.tensor([0]), torch.tensor([4.0]), 3)
     state = feedback.settle(accumulated, Pieces([grad]), sent, SparseVector.empty(3, grad), state)
     assert state.velocity.tolist() == [0.0, 2.0, 1.0]
     assert state.residual.tolist() == [0.0, 2.0, 1.0]
-    accumulated, _ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
+    accumulated, *_ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
     assert accumulated.tolist() == [4.0, 2.0 + 0.5 * 2 + 2, 1.0 + 0.5 + 1]
 
 
@@ -168,7 +168,7 @@ def test_momentum_stays_where_an_entry_was_sent_but_not_delivered() -> None:
     feedback = MomentumResidual(momentum=0.5)
     state = feedback.init(Pieces([torch.zeros(2)]))
     grad = torch.tensor([4.0, 2.0])
-    accumulated, _ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
+    accumulated, *_ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
     sent = SparseVector(torch.tensor([0, 1]), grad.clone(), 2)
     undelivered = SparseVector(torch.tensor([1]), torch.tensor([2.0]), 2)
     state = feedback.settle(accumulated, Pieces([grad]), sent, undelivered, state)
@@ -180,7 +180,7 @@ def test_momentum_goes_where_an_entry_was_delivered_but_for_its_rounding() -> No
     feedback = MomentumResidual(momentum=0.5)
     state = feedback.init(Pieces([torch.zeros(4)]))
     grad = torch.tensor([4.0, 2.0, 1.0, 3.0])
-    accumulated, _ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
+    accumulated, *_ = feedback.accumulate(Pieces([grad]), Pieces([grad]), state, None, 1)
     sent = SparseVector(torch.tensor([0, 1, 3]), torch.tensor([4.0, 2.0, 3.0]), 4)
     # The rounding of entry 0; all of entry 1, with a sum of others; entry 2 was another's.
     left = SparseVector(torch.tensor([0, 1, 2]), torch.tensor([0.25, 5.0, 9.0]), 4)

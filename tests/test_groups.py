@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import InputError, Rules
-from gradsieve.groups import cut_into_groups
+from gradsieve.engine.groups import cut_into_groups
 
 MATRIX = (64, 64)  # 16 KiB of float32
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradsieve import REDUCERS, CountingComm, SparseVector
 from gradsieve.comm import FRAME_BYTES, Comm, Traffic
-from gradsieve.cost import COSTS
+from gradsieve.reducers.cost import COSTS
 from gradsieve.testing import run_ranks
 from gradsieve.wire import OVERHEAD_BYTES, Codec
 from gradsieve.wire.values import VALUE_CODES

@@ -15,10 +15,10 @@ import networks
 from gradsieve import Comm, PeerLostError, TorchComm
 from gradsieve.lab.network import Network
 from gradsieve.lab.workers import Worker, WorkerError
-from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import recipe
 from gradsieve.testing import run_ranks
+from gradsieve.vector.pieces import Pieces
 
 HOSTS = 3
 NUMEL = 200_000

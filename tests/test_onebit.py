@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradsieve import CountingComm, recipe, sparse_allreduce
 from gradsieve.comm import FRAME_BYTES, Comm
-from gradsieve.cost import run_words
+from gradsieve.reducers.cost import run_words
 from gradsieve.testing import run_ranks
 from gradsieve.wire import OVERHEAD_BYTES
 

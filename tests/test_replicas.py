@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradsieve import ReplicaError
 from gradsieve.comm import Comm
-from gradsieve.replicas import CHUNK_WORDS, compare_replicas, fingerprints
+from gradsieve.engine.replicas import CHUNK_WORDS, compare_replicas, fingerprints
 from gradsieve.testing import run_ranks
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]

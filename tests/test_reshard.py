@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gradsieve import RECIPES, Constant, InputError, Rules, checkpoint
+from gradsieve.checkpoint.reshard import resharded
 from gradsieve.comm import Comm, CountingComm
-from gradsieve.engine import Engine, Settings
-from gradsieve.groups import cut_into_groups
+from gradsieve.engine import Engine, Settings, Step
+from gradsieve.engine.groups import cut_into_groups
 from gradsieve.recipes import recipe as named_recipe
-from gradsieve.reshard import resharded
 from gradsieve.testing import run_ranks
 
 SHAPES = {"one": (50, 60), "bias": (30,), "two": (60, 70)}
@@ -33,7 +33,7 @@ def run_step(made: Engine, number: int, dtype: torch.dtype, scale: float | None 
         name: torch.randint(-8, 9, (torch.Size(shape).numel(),), generator=generator).to(dtype)
         for name, shape in SHAPES.items()
     }
-    step = made.begin(scale)
+    step = Step(made, scale)
     for name, grad in grads.items():
         step.deliver(name, grad)
         for index in step.ready():

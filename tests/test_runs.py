@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gradsieve import InputError, SparseVector
 from gradsieve.feedback import MomentumResidual, Residual
-from gradsieve.pieces import Pieces
 from gradsieve.vector import Chain, Difference, add
+from gradsieve.vector.pieces import Pieces
 from gradsieve.wire import Codec
 from gradsieve.wire.message import Expected, unpack
 from gradsieve.wire.signed import Signed
@@ -145,7 +145,7 @@ def test_settling_a_run_is_settling_its_indices(kept: str, feedback: Residual | 
     for with_indices in (False, True):
         out = Pieces([run(0, NUMEL, 8).values])
         state = feedback.init(out)
-        accumulated, _ = feedback.accumulate(out, out, state, None, 0)
+        accumulated, *_ = feedback.accumulate(out, out, state, None, 0)
         sent = SparseVector.run(accumulated[5:12], 5, NUMEL)
         seen = sent.with_values([torch.full((3,), 1.5), torch.full((4,), -0.5)])
         leftover = {
@@ -171,8 +171,7 @@ def test_the_mean_of_a_run_is_written_to_pieces(lengths: list[int], clear: bool)
     for total in (whole, run(5, 12, 1), SparseVector.full(run(0, 20, 1).values), run(0, 2, 1)):
         parts = [torch.zeros(n) if clear else torch.full((n,), 9.0) for n in lengths]
         pieces = Pieces(parts)
-        pieces.is_clear = clear
-        pieces.write_mean_(total, 4)
+        pieces.write_mean_(total, 4, is_clear=clear)
         assert torch.equal(torch.cat(parts), indexed(total).to_dense() / 4)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gradsieve import Constant, Exponential, InputError, Schedule, Steps
-from gradsieve.schedules import as_schedule
+from gradsieve.engine.schedules import as_schedule
 
 
 def test_dense_steps_come_first() -> None:

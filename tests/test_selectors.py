@@ -10,13 +10,13 @@ from torch import Tensor
 
 from gradsieve import SELECTORS, InputError, SparseVector
 from gradsieve.feedback import Residual
-from gradsieve.pieces import Pieces
 from gradsieve.selectors import Everything, Selector
 from gradsieve.selectors.chunks import Chunks, cut
 from gradsieve.selectors.exact import Exact, ExactState
 from gradsieve.selectors.gaussian import normal_threshold
 from gradsieve.selectors.threshold import Threshold, ThresholdState
 from gradsieve.selectors.window import Window, WindowState
+from gradsieve.vector.pieces import Pieces
 
 
 def pick(selector: Selector[Any], x: Tensor, k: int) -> SparseVector:
@@ -155,7 +155,7 @@ def test_candidates_collected_while_accumulating_change_nothing(in_pieces: bool)
         for step in range(4):
             values = torch.randn(300_000, generator=seeded(step))
             grad = Pieces([part.clone() for part in values.split([100_001, 5, 199_994])] if in_pieces else [values])
-            accumulated, candidates = feedback.accumulate(grad, grad, kept, selector.floor(state), 3000)
+            accumulated, candidates, _ = feedback.accumulate(grad, grad, kept, selector.floor(state), 3000)
             plain, _ = selector(accumulated, 3000, state)
             local, state = selector(accumulated, 3000, state, candidates)
             assert torch.equal(plain.indices, local.indices)

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from comm_contract import SomeLink, assert_all_were_told, run_gloo, seen_after_exchanges, told_of_kill
 from gradsieve import MessageError, PeerLostError, TorchComm
-from gradsieve.comm.shared_memory import NOTE, Board, MemoryPlace, Neighbour, Place, SharedMemoryTransport
 from gradsieve.comm.transport import FramedTransport, Link
+from gradsieve.comm.transport.shared_memory import NOTE, Board, MemoryPlace, Neighbour, Place, SharedMemoryTransport
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such memory")
 

@@ -18,13 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 import gradsieve
 from gradsieve import RECIPES, Constant, InputError, JsonLines, Recipe, Rules, Sink, Stats, TensorBoard
 from gradsieve.comm import Comm, CountingComm
-from gradsieve.engine import Engine, Settings
-from gradsieve.groups import cut_into_groups
+from gradsieve.engine import Engine, Settings, Step
+from gradsieve.engine.groups import cut_into_groups
 from gradsieve.lab.workers import Worker, run_workers
 from gradsieve.recipes import recipe as named_recipe
 from gradsieve.sieve import Sieve
+from gradsieve.stats.timing import Clock, TimedCodec, TimedComm
 from gradsieve.testing import run_ranks
-from gradsieve.timing import Clock, TimedCodec, TimedComm
 from gradsieve.wire import Codec
 from gradsieve.wire.message import Arrived, Expected, Packed
 
@@ -40,7 +40,7 @@ def engine(comm: Comm, recipe: Recipe | str = "oktopk") -> Engine:
 
 def run_step(made: Engine, number: int, bad: bool = False) -> None:
     generator = torch.Generator().manual_seed(10 * number + made.comm.rank)
-    step = made.begin()
+    step = Step(made)
     for name, shape in SHAPES.items():
         grad = torch.randn(torch.Size(shape).numel(), generator=generator)
         grad[0] = torch.nan if bad and name == "bias" else grad[0]
@@ -292,7 +292,7 @@ def test_sinks_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def absent(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(gradsieve.sinks, "import_module", absent)  # type: ignore[attr-defined]
+    monkeypatch.setattr(gradsieve.stats.sinks, "import_module", absent)  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="pip install tensorboard .*gradsieve.JsonLines"):
         TensorBoard(tmp_path)
 

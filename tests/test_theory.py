@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradsieve import SELECTORS
-from gradsieve.cost import COSTS, lower_bound_words
+from gradsieve.reducers.cost import COSTS, lower_bound_words
 
 NUMEL = 100_000
 

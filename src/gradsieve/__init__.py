@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from gradsieve.comm import LocalComm as LocalComm
     from gradsieve.comm import TorchComm as TorchComm
     from gradsieve.ddp import attach as attach
+    from gradsieve.engine.rules import Rules as Rules
+    from gradsieve.engine.schedules import Constant as Constant
+    from gradsieve.engine.schedules import Exponential as Exponential
+    from gradsieve.engine.schedules import Schedule as Schedule
+    from gradsieve.engine.schedules import Steps as Steps
     from gradsieve.errors import ExchangeError as ExchangeError
     from gradsieve.errors import GradsieveError as GradsieveError
     from gradsieve.errors import InputError as InputError
@@ -37,20 +42,15 @@ if TYPE_CHECKING:
     from gradsieve.reducers import REDUCERS as REDUCERS
     from gradsieve.reducers import Reduced as Reduced
     from gradsieve.reducers import Reducer as Reducer
-    from gradsieve.rules import Rules as Rules
-    from gradsieve.schedules import Constant as Constant
-    from gradsieve.schedules import Exponential as Exponential
-    from gradsieve.schedules import Schedule as Schedule
-    from gradsieve.schedules import Steps as Steps
     from gradsieve.selectors import SELECTORS as SELECTORS
     from gradsieve.selectors import Selector as Selector
     from gradsieve.sieve import Sieve as Sieve
-    from gradsieve.sinks import JsonLines as JsonLines
-    from gradsieve.sinks import Sink as Sink
-    from gradsieve.sinks import TensorBoard as TensorBoard
     from gradsieve.stats import Seconds as Seconds
     from gradsieve.stats import Stats as Stats
     from gradsieve.stats import StepStats as StepStats
+    from gradsieve.stats.sinks import JsonLines as JsonLines
+    from gradsieve.stats.sinks import Sink as Sink
+    from gradsieve.stats.sinks import TensorBoard as TensorBoard
     from gradsieve.updates import DILOCO as DILOCO
     from gradsieve.updates import SPARSELOCO as SPARSELOCO
     from gradsieve.updates import Outer as Outer
@@ -66,12 +66,11 @@ _HOMES = {
     "optim": "Adam AdamW DistributedOptimizer GTopkSGD GaussianKSGD LazyAdam OkTopkSGD SGD",
     "recipes": "RECIPES Recipe recipe",
     "reducers": "REDUCERS Reduced Reducer",
-    "rules": "Rules",
-    "schedules": "Constant Exponential Schedule Steps",
+    "engine.rules": "Rules",
+    "engine.schedules": "Constant Exponential Schedule Steps",
     "selectors": "SELECTORS Selector",
     "sieve": "Sieve",
-    "sinks": "JsonLines Sink TensorBoard",
-    "stats": "Seconds Stats StepStats",
+    "stats": "JsonLines Seconds Sink Stats StepStats TensorBoard",
     "updates": "DILOCO Outer SPARSELOCO",
     "vector": "SparseVector",
     "wire": "Codec",

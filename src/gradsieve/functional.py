@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gradsieve.comm import Comm, TorchComm
 from gradsieve.errors import InputError
-from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline, PipelineState, entries_to_keep
 from gradsieve.recipes import Recipe
 from gradsieve.recipes import recipe as named_recipe
+from gradsieve.vector.pieces import Pieces
 
 
 class Averaged(NamedTuple):

@@ -8,10 +8,8 @@ from torch import Tensor
 
 from gradsieve.comm import Comm
 from gradsieve.errors import InputError
-from gradsieve.pieces import Pieces
 from gradsieve.recipes import Recipe
-from gradsieve.reducers import Reduced
-from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
 
 
 class PipelineState(NamedTuple):
@@ -51,21 +49,14 @@ class Pipeline:
         The state that went in stays whole until the one that comes out is used for another step: so a caller may
         decide later, for several groups together, whether this step has been.
         """
-        accumulated, local, selector_state = self._select(grad, k, state, out)
-        (total, leftover), reducer_state = self._reduce(local, k, state)
-        finite = all(block.all_finite() for block in total.blocks)
-        out.write_mean_(total, self.comm.size)
-        settled = self.recipe.feedback.settle(accumulated, grad, local, leftover, state.feedback)
+        feedback, select, reduce = self.recipe.feedback, self.recipe.selector, self.recipe.reducer
+        accumulated = feedback.accumulate(grad, out, state.feedback, select.floor(state.selector), k)
+        local, selector_state = select(accumulated.vector, k, state.selector, accumulated.candidates)
+        (total, leftover), reducer_state = reduce(local, k, state.reducer, self.comm)
+        finite = total.all_finite()
+        out.write_mean_(total, self.comm.size, is_clear=accumulated.out_is_clear)
+        settled = feedback.settle(accumulated.vector, grad, local, leftover, state.feedback)
         return Exchanged(PipelineState(settled, selector_state, reducer_state), finite, local.nnz, total.nnz)
-
-    def _select(self, grad: Pieces, k: int, state: PipelineState, out: Pieces) -> tuple[Tensor, SparseVector, Any]:
-        feedback, select = self.recipe.feedback, self.recipe.selector
-        floor = select.floor(state.selector)
-        accumulated, candidates = feedback.accumulate(grad, out, state.feedback, floor, k)
-        return accumulated, *select(accumulated, k, state.selector, candidates)
-
-    def _reduce(self, local: SparseVector, k: int, state: PipelineState) -> tuple[Reduced, Any]:
-        return self.recipe.reducer(local, k, state.reducer, self.comm)
 
     def step(self, grad: Tensor, k: int, state: PipelineState, out: Tensor) -> PipelineState:
         """One step of a vector that stands alone.

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradsieve import checkpoint
+from gradsieve.checkpoint.reshard import Keep
 from gradsieve.engine import Engine
+from gradsieve.engine.worker import Worker
 from gradsieve.errors import InputError
-from gradsieve.reshard import Keep
-from gradsieve.sinks import Sink, Sinks
 from gradsieve.stats import Stats
-from gradsieve.worker import Worker
+from gradsieve.stats.sinks import Sink, Sinks
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class Sieve:
         """Go on from what `state_dict` gave on this rank, or on all ranks of a run of another size.
 
         For another size, `states` holds what all its ranks saved, and every rank is given it. `keep="sum"` preserves
-        the sum over ranks of what is owed; `keep="mean"` its effect on the parameters (see `gradsieve.reshard`).
+        the sum over ranks of all residuals; `keep="mean"` their effect on the parameters (see `checkpoint/reshard.py`).
         """
         checkpoint.unpack_into(self.engine, states, keep)
 
@@ -90,12 +90,12 @@ class Sieve:
         if steps is not None and steps < 0:
             raise InputError(f"rank {self.engine.comm.rank}: steps must not be negative, got {steps}")
         before = self.engine.dense_steps_left
-        self.engine.dense_steps_left = math.inf if steps is None else float(steps)
+        self.engine.go_dense(math.inf if steps is None else float(steps))
         return _DenseWhile(self.engine, before)
 
     def sparse(self) -> None:
         """Send only what the schedule says, from the next step on."""
-        self.engine.dense_steps_left = 0.0
+        self.engine.go_dense(0.0)
 
     def adapt(self, optimizer: T) -> T:
         """Turn the optimizer whose updates are exchanged into its sieve-aware form, in place.
@@ -216,4 +216,4 @@ class _DenseWhile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._engine.dense_steps_left = self._before
+        self._engine.go_dense(self._before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 
 from torch import Tensor
@@ -38,6 +39,10 @@ class CountingComm(Comm):
     def seconds_per_byte(self) -> float:  # type: ignore[override]
         """As the wrapped comm has measured."""
         return self.comm.seconds_per_byte
+
+    def aside(self) -> AbstractContextManager[Comm]:
+        """See `Comm.aside`."""
+        return self.comm.aside()
 
     def reset(self) -> Traffic:
         """Start from zero; what was counted so far comes back."""

@@ -8,10 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradsieve.comm.direct import DirectTransport
 from gradsieve.comm.protocol import Comm, rotation
-from gradsieve.comm.shared_memory import SharedMemoryTransport
-from gradsieve.comm.transport import CountedTransport, FramedTransport, Link, Transport
+from gradsieve.comm.transport import (
+    CountedTransport,
+    DirectTransport,
+    FramedTransport,
+    Link,
+    SharedMemoryTransport,
+    Transport,
+)
 from gradsieve.errors import InputError, MessageError
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0  # torch's own for Gloo

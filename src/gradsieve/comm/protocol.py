@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
@@ -40,6 +41,10 @@ class Comm(ABC):
     @abstractmethod
     def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
         """Send `buffer` to rank `to` while receiving from rank `source`; None leaves that half out."""
+
+    def aside(self) -> AbstractContextManager[Comm]:
+        """A comm for calls that are part of no figure: not counted, and their time belongs to no phase."""
+        return nullcontext(self)
 
     def all_to_all_v(self, buffers: Sequence[Tensor]) -> list[Tensor]:
         """`exchange`, complete and in rank order."""

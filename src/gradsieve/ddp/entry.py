@@ -13,27 +13,26 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradsieve import handshake
 from gradsieve.comm import CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout, twin_of
 from gradsieve.ddp.advice import Advice
 from gradsieve.ddp.hook import Feed, exchange_hook
 from gradsieve.ddp.updates import UpdateFeed, update_hook
 from gradsieve.ddp.watch import Watch
-from gradsieve.engine import Engine, Settings
+from gradsieve.engine import Engine, Settings, handshake
+from gradsieve.engine.groups import cut_into_groups
+from gradsieve.engine.rules import Rules
+from gradsieve.engine.scaling import Scaler, check_scaler
+from gradsieve.engine.schedules import Constant, Schedule
+from gradsieve.engine.worker import Worker
 from gradsieve.errors import InputError
-from gradsieve.groups import cut_into_groups
 from gradsieve.recipes import Recipe
 from gradsieve.reducers.dense import Dense
-from gradsieve.rules import Rules
-from gradsieve.scaling import Scaler, check_scaler
-from gradsieve.schedules import Constant, Schedule
 from gradsieve.sieve import Sieve
-from gradsieve.sinks import Sink
+from gradsieve.stats.sinks import Sink
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
 from gradsieve.updates.adapting import aware, checked_optimizer, owned_by, rates
 from gradsieve.updates.defaults import chosen_exchange
-from gradsieve.worker import Worker
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from gradsieve.engine import Engine, Step
+from gradsieve.engine.replicas import compare_replicas
+from gradsieve.engine.scaling import Scaler, scale_of
 from gradsieve.errors import ExchangeError, GradsieveError, PeerLostError
-from gradsieve.replicas import compare_replicas
-from gradsieve.scaling import Scaler, scale_of
 from gradsieve.sieve import Sieve
 
 NO_GRAPH_TASK = -1  # what autograd says outside of a backward pass
@@ -68,11 +68,11 @@ class Feed:
         return future
 
     def _begin(self) -> Step:
-        return self.engine.begin(scale_of(self._scaler))
+        return Step(self.engine, scale_of(self._scaler))
 
     def _begin_joined(self) -> Step:
         """A rank whose inputs have ended no longer updates its scaler: then it cannot tell the unit others send in."""
-        return self.engine.begin(joined=True, withhold=self._scaler is not None)
+        return Step(self.engine, joined=True, withhold=self._scaler is not None)
 
     def _comparison(self, in_backward: bool) -> Callable[[], None] | None:
         """Of all ranks' parameters, if it is time. In `join` a rank whose inputs have ended updates them no more."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from gradsieve.ddp.hook import NO_GRAPH_TASK, placed
-from gradsieve.replicas import compare_replicas
+from gradsieve.engine.replicas import compare_replicas
 from gradsieve.updates import UpdateEngine, UpdateSieve
 
 

@@ -9,18 +9,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradsieve import handshake
 from gradsieve.comm import Comm, CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout
-from gradsieve.engine import Engine, Settings
+from gradsieve.engine import Engine, Settings, Step, handshake
+from gradsieve.engine.groups import Group, cut_into_groups
+from gradsieve.engine.rules import Rules
+from gradsieve.engine.schedules import Schedule, as_schedule
 from gradsieve.errors import InputError
-from gradsieve.groups import Group, cut_into_groups
 from gradsieve.optim.replicas import START, begin_alike
 from gradsieve.recipes import Recipe
-from gradsieve.rules import Rules
-from gradsieve.schedules import Schedule, as_schedule
 from gradsieve.sieve import Sieve
-from gradsieve.sinks import Sink
+from gradsieve.stats.sinks import Sink
 
 STATE_KEY = "gradsieve"
 
@@ -52,7 +51,7 @@ class Exchange:
 
     def __call__(self, grads: Mapping[str, Tensor], loss_scale: float = 1.0) -> bool:
         """Overwrite flat gradients with their means; whether the step counts, the same on every rank."""
-        step = self.sieve.engine.begin(loss_scale)
+        step = Step(self.sieve.engine, loss_scale)
         for name, grad in grads.items():
             step.deliver(name, grad)
         for index in step.ready():

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from gradsieve.engine.schedules import Schedule
 from gradsieve.errors import InputError
 from gradsieve.optim.exchange import Exchange, Options, check_dense, flat, take_state_from
 from gradsieve.optim.named import Named, named_parameters
 from gradsieve.optim.wrapper import DistributedOptimizer
 from gradsieve.recipes import GaussianKRecipe, GTopkRecipe, OkTopkRecipe, Recipe
-from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
 
 

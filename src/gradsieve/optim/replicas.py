@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gradsieve import handshake
 from gradsieve.comm import Comm
+from gradsieve.engine import handshake
 from gradsieve.reducers.gtopk import place
 
 START = ("broadcast", "check", "trust")

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradsieve.engine import Settings
+from gradsieve.engine.schedules import Schedule
 from gradsieve.errors import InputError
 from gradsieve.optim.exchange import Options, agreed
 from gradsieve.optim.named import Named
 from gradsieve.recipes import Recipe
-from gradsieve.schedules import Schedule
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
 from gradsieve.updates.adapting import aware, rates
 

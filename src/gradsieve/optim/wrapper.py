@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradsieve.engine.scaling import Scaler, check_scaler, scale_of
+from gradsieve.engine.schedules import Schedule
 from gradsieve.errors import InputError
 from gradsieve.feedback import MomentumResidual
 from gradsieve.optim.exchange import STATE_KEY, Exchange, Options, check_dense, flat, take_state_from
 from gradsieve.optim.named import Named, parameters_of
 from gradsieve.optim.updates import UpdateExchange
 from gradsieve.recipes import Recipe
-from gradsieve.scaling import Scaler, check_scaler, scale_of
-from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
 from gradsieve.updates import Outer
 from gradsieve.updates.adapting import check_one_gradient

@@ -7,8 +7,8 @@ The law every conserving reducer obeys, coordinate by coordinate, at every step:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -63,6 +63,39 @@ class Reducer(ABC, Generic[S]):
     def rescaled(self, state: S, factor: float) -> S:
         """The state for gradients `factor` times as large as they were, as after a change of the loss scale."""
         return state
+
+    def with_codec(self, codec: Codec) -> Reducer[S]:
+        """The same algorithm, whose entries travel by another codec."""
+        return replace(self, codec=codec)
+
+
+@dataclass(frozen=True, repr=False)
+class WrappedReducer(Reducer[Any]):
+    """Does and prints as the reducer inside: base of those that measure it."""
+
+    inner: Reducer[Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", self.inner.codec)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    def start(self, numel: int, comm: Comm) -> Any:
+        """See `Reducer.start`."""
+        return self.inner.start(numel, comm)
+
+    def reduce(self, local: SparseVector, k: int, state: Any, comm: Comm) -> tuple[Reduced, Any]:
+        """See `Reducer.reduce`."""
+        return self.inner.reduce(local, k, state, comm)
+
+    def rescaled(self, state: Any, factor: float) -> Any:
+        """See `Reducer.rescaled`."""
+        return self.inner.rescaled(state, factor)
+
+    def with_codec(self, codec: Codec) -> WrappedReducer:
+        """See `Reducer.with_codec`: the reducer inside is the one that packs."""
+        return replace(self, inner=self.inner.with_codec(codec))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ finite. Either way a NaN on one rank reaches every rank in the exchange itself, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -72,3 +73,29 @@ class Stateless(Selector[NoState]):
     def floor(self, state: NoState) -> float | None:
         """See `Selector.floor`."""
         return None
+
+
+@dataclass(frozen=True, repr=False)
+class WrappedSelector(Selector[Any]):
+    """Does and prints as the selector inside: base of those that measure it."""
+
+    inner: Selector[Any]
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    def init(self, numel: int) -> Any:
+        """See `Selector.init`."""
+        return self.inner.init(numel)
+
+    def floor(self, state: Any) -> float | None:
+        """See `Selector.floor`."""
+        return self.inner.floor(state)
+
+    def select(self, accumulated: Tensor, k: int, state: Any, candidates: Entries | None) -> tuple[SparseVector, Any]:
+        """See `Selector.select`."""
+        return self.inner.select(accumulated, k, state, candidates)
+
+    def rescaled(self, state: Any, factor: float) -> Any:
+        """See `Selector.rescaled`."""
+        return self.inner.rescaled(state, factor)

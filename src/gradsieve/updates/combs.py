@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gradsieve.feedback import Accumulated
 from gradsieve.kernels import Entries
 from gradsieve.kernels import combs as compiled
-from gradsieve.pieces import Pieces
 from gradsieve.selectors import Selector
 from gradsieve.updates.drift import Drift
 from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
 
 
 class Comb(NamedTuple):
@@ -138,10 +139,10 @@ class CombDrift(Drift):
 
     def accumulate(  # type: ignore[override]
         self, grad: Pieces, out: Pieces, state: CombState, floor: float | None, expected: int
-    ) -> tuple[Tensor, Entries | None]:
+    ) -> Accumulated:
         """A copy of the comb's residual."""
         assert isinstance(grad, CombPieces)
-        return grad.comb.gathered(state.residual), None
+        return Accumulated(grad.comb.gathered(state.residual))
 
     def settle(  # type: ignore[override]
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: CombState

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gradsieve.engine.schedules import Schedule, as_schedule
 from gradsieve.errors import InputError
 from gradsieve.recipes import Recipe
 from gradsieve.recipes import recipe as named_recipe
-from gradsieve.schedules import Schedule, as_schedule
 
 DEFAULT_RECIPE = "oktopk"
 DEFAULT_UPDATE_RECIPE = "onebit"

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradsieve.feedback import Residual, ResidualState, take_off_
-from gradsieve.kernels import Entries, kernels
-from gradsieve.pieces import Pieces
+from gradsieve.feedback import Accumulated, Residual, ResidualState
+from gradsieve.feedback.settling import take_off_
+from gradsieve.kernels import kernels
 from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,11 @@ class Drift(Residual):
 
     def accumulate(
         self, grad: Pieces, out: Pieces, state: ResidualState, floor: float | None, expected: int
-    ) -> tuple[Tensor, Entries | None]:
+    ) -> Accumulated:
         """Copy the residual to the spare: nothing is added, and the residual stays whole until the step counts."""
         state.spare.copy_(state.residual)
-        return state.spare, None if floor is None else kernels(state.spare).compact(state.spare, floor, expected)
+        candidates = None if floor is None else kernels(state.spare).compact(state.spare, floor, expected)
+        return Accumulated(state.spare, candidates)
 
     def settle(
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: ResidualState

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from gradsieve.comm import CountingComm
-from gradsieve.engine import Engine, Settings
+from gradsieve.engine import Engine, Settings, Step
+from gradsieve.engine.groups import Group
 from gradsieve.errors import InputError
 from gradsieve.feedback import NoFeedback, Residual
-from gradsieve.groups import Group
-from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Exchanged, Pipeline, PipelineState, entries_to_keep
 from gradsieve.recipes import Recipe
 from gradsieve.selectors.window import Window
@@ -21,6 +20,7 @@ from gradsieve.updates.combs import Comb, CombDrift, CombPieces, CombState, Take
 from gradsieve.updates.drift import Drift
 from gradsieve.updates.outer import Outer
 from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
 
 PLAIN = Outer()
 
@@ -109,7 +109,7 @@ class UpdateEngine(Engine):
 
     def exchange_all(self, *, joined: bool = False) -> bool:
         """One step of all groups, on the caller's thread; whether it counted, the same on every rank."""
-        step = self.begin(joined=joined)
+        step = Step(self, joined=joined)
         for index in range(len(self.groups)):
             self.current = index
             step.exchange(index)
@@ -139,7 +139,7 @@ class SharedPieces(CombPieces):
 
     _mean: Tensor | SparseVector  # of the comb; sparse if few of its entries were delivered
 
-    def write_mean_(self, total: SparseVector, size: int) -> None:
+    def write_mean_(self, total: SparseVector, size: int, *, is_clear: bool = False) -> None:
         """Remember the mean, in memory of its own: `total` may lie in a vector that is about to be reused."""
         if total.is_run:
             self._mean = torch.empty(total.numel, dtype=self.dtype, device=self.device)

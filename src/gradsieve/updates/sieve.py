@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradsieve.checkpoint.reshard import Keep, key_of
 from gradsieve.errors import InputError
-from gradsieve.reshard import Keep, key_of
 from gradsieve.sieve import Sieve
 from gradsieve.updates.adapting import aware, layers
 from gradsieve.updates.engine import UpdateEngine

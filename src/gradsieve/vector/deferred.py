@@ -122,6 +122,10 @@ class Chain(DeferredRun):
         """See `SparseVector.blocks`."""
         return self._links
 
+    def all_finite(self) -> bool:
+        """See `SparseVector.all_finite`: without joining the links."""
+        return all(link.all_finite() for link in self._links)
+
     def _copy_to_(self, target: Tensor) -> None:
         for link in self._links:
             start, stop = link.span

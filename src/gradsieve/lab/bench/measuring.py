@@ -20,10 +20,10 @@ import torch
 
 from gradsieve.comm import Comm, CountingComm, TorchComm
 from gradsieve.lab.workers import Worker, run_workers
-from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import recipe
-from gradsieve.timing import Clock, TimedPipeline
+from gradsieve.stats.timing import Clock, timed
+from gradsieve.vector.pieces import Pieces
 
 READINGS_TIMED = 200_000
 WARM_UP_STEPS = 20
@@ -64,7 +64,7 @@ class CountedClock(Clock):
 def measure(comm: Comm, name: str, num_groups: int, numel: int, density: float, rounds: int) -> Cost:
     """All ranks call it together."""
     counted = CountedClock()
-    pipelines = Pipeline(recipe(name), comm), TimedPipeline(recipe(name), comm, Clock())
+    pipelines = Pipeline(recipe(name), comm), Pipeline(timed(recipe(name), Clock()), comm)
     used, wall = [0.0, 0.0], []
     for roles in ((0, 1), (1, 0)):
         # The same run twice, step by step, with roles exchanged: some steps cost more than others, by percents.
@@ -77,7 +77,7 @@ def measure(comm: Comm, name: str, num_groups: int, numel: int, density: float, 
                 seconds = stack.seconds(pipelines[which])
                 used[which] += time.thread_time() - before
                 wall += [seconds] if which == 0 else []
-    stack.seconds(TimedPipeline(recipe(name), comm, counted))
+    stack.seconds(Pipeline(timed(recipe(name), counted), comm))
     without, with_clock = (1000 * each / (2 * rounds) for each in used)
     return Cost(without, with_clock, 1000 * statistics.median(wall), counted.readings, 1e6 * _seconds_a_reading())
 

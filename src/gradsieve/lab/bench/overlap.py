@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.comm import Comm
 from gradsieve.ddp import attach
+from gradsieve.engine import Step
 from gradsieve.errors import InputError
 from gradsieve.lab.bench.contest import Progress, silent
 from gradsieve.lab.bench.report import Column, Report, Row, environment, milliseconds, thousands
@@ -129,7 +130,7 @@ class Contender:
         }
 
         def exchange_all() -> None:
-            step = engine.begin()
+            step = Step(engine)
             for name, grad in grads.items():
                 step.deliver(name, grad)
             for index in step.ready():

@@ -37,9 +37,9 @@ from gradsieve.lab.bench.site import LOOPBACK, check_networks, run_on
 from gradsieve.lab.machine import require_memory
 from gradsieve.lab.peers import PEERS
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker, threads_per_worker
-from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import OWN, RECIPES, Recipe, recipe
+from gradsieve.vector.pieces import Pieces
 
 DENSE_WARMUP_STEPS = 2
 

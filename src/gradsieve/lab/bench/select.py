@@ -20,9 +20,9 @@ from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Contender, Progre
 from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.report import Column, Report, Row, environment, milliseconds, thousands, times
 from gradsieve.lab.machine import require_memory
-from gradsieve.pieces import Pieces
 from gradsieve.selectors import SELECTORS, Selector
 from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
 
 TORCH_TOPK, ADD = "torch.topk", "add_"
 
@@ -73,7 +73,7 @@ class SieveContender:
         started = time.perf_counter()
         floor = self.selector.floor(self._selector_state)
         pieces, elsewhere = Pieces([grad]), Pieces([grad])  # not `pieces` itself: others still need the gradient
-        accumulated, candidates = self._residual.accumulate(pieces, elsewhere, self._feedback_state, floor, self.k)
+        accumulated, candidates, _ = self._residual.accumulate(pieces, elsewhere, self._feedback_state, floor, self.k)
         local, self._selector_state = self.selector(accumulated, self.k, self._selector_state, candidates)
         seconds = time.perf_counter() - started
         nothing = SparseVector.empty(local.numel, local.values)

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from gradsieve.comm import Comm, CountingComm, TorchComm
-from gradsieve.cost import lower_bound_words
 from gradsieve.engine import Settings
+from gradsieve.engine.groups import cut_into_groups
+from gradsieve.engine.rules import Rules
+from gradsieve.engine.schedules import Constant
 from gradsieve.errors import InputError
-from gradsieve.groups import cut_into_groups
 from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Progress, silent
 from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.report import Column, Report, Row, environment, megabytes, thousands, times
@@ -31,15 +32,14 @@ from gradsieve.lab.bench.site import check_networks, run_on
 from gradsieve.lab.machine import require_memory
 from gradsieve.lab.network import interface_counters
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker
-from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import recipe
-from gradsieve.rules import Rules
-from gradsieve.schedules import Constant
+from gradsieve.reducers.cost import lower_bound_words
 from gradsieve.testing import run_ranks
 from gradsieve.updates import UpdateEngine, for_updates
 from gradsieve.updates.defaults import DEFAULT_UPDATE_DENSITY, DEFAULT_UPDATE_RECIPE
 from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
 from gradsieve.wire import Codec
 from gradsieve.wire.indices import INDEX_CODES
 from gradsieve.wire.message import Expected, unpack

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gradsieve.engine.schedules import Constant, Schedule, Steps
 from gradsieve.errors import InputError
 from gradsieve.feedback import MomentumResidual, NoFeedback, Residual
 from gradsieve.lab.peers import PEERS, Peer
@@ -13,7 +14,6 @@ from gradsieve.lab.workloads.optimizer import OptimizerSetting, Sgd
 from gradsieve.lab.workloads.workload import Preset
 from gradsieve.recipes import OWN, RECIPES, Recipe, recipe
 from gradsieve.registry import Registry
-from gradsieve.schedules import Constant, Schedule, Steps
 from gradsieve.updates import DILOCO, SPARSELOCO, Outer
 from gradsieve.updates.defaults import DEFAULT_UPDATE_DENSITY
 

@@ -1,7 +1,7 @@
 """What the papers draw from a training run, measured in some of its steps.
 
 - xi of Ok-Topk's assumption: |Topk(mean accumulated) - total / P| over |mean gradient|. The means are taken by
-  all_reduce calls of their own, which traffic counts do not see but times do.
+  all_reduce calls of their own, which neither traffic counts nor times of phases include.
 - contraction: the share of |accumulated|² that stays behind, with the exact k largest and with those really picked,
   against the bounds 1 - k/n and (1 - k/n)².
 - counts: entries picked and delivered, against k.
@@ -20,15 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradsieve.comm import Comm, CountingComm
-from gradsieve.feedback import Feedback
+from gradsieve.comm import Comm
+from gradsieve.feedback.base import Accumulated, WrappedFeedback
 from gradsieve.kernels import Entries
-from gradsieve.pieces import Pieces
 from gradsieve.recipes import Recipe
-from gradsieve.reducers import Reducer
-from gradsieve.reducers.protocol import Reduced
-from gradsieve.selectors import Selector
+from gradsieve.reducers.protocol import Reduced, WrappedReducer
+from gradsieve.selectors.protocol import WrappedSelector
 from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
 
 BINS = 64
 RANGE = 3.0  # the histogram reaches this many times the largest threshold
@@ -60,6 +59,7 @@ class Probe:
     rows: list[dict[str, Any]] = field(default_factory=list)
     grad: Tensor | None = None
     accumulated: Tensor | None = None
+    comm: Comm | None = None  # that the recipe reduces over
 
     def begin(self, step: int, wanted: bool) -> None:
         """Before a step."""
@@ -101,106 +101,62 @@ def probed(recipe: Recipe, probe: Probe) -> Recipe:
     return replace(
         recipe,
         selector=ProbedSelector(recipe.selector, probe),
-        reducer=ProbedReducer(recipe.reducer, probe, codec=recipe.reducer.codec),
+        reducer=ProbedReducer(recipe.reducer, probe),
         feedback=ProbedFeedback(recipe.feedback, probe),
     )
 
 
 @dataclass(frozen=True, repr=False)
-class ProbedFeedback:
+class ProbedFeedback(WrappedFeedback):
     """Sees the gradient."""
 
-    inner: Feedback[Any]
     probe: Probe
 
-    def __repr__(self) -> str:
-        return repr(self.inner)
-
-    def init(self, grad: Pieces) -> Any:
-        """See `Feedback.init`."""
-        return self.inner.init(grad)
-
-    def accumulate(
-        self, grad: Pieces, out: Pieces, state: Any, floor: float | None, expected: int
-    ) -> tuple[Tensor, Entries | None]:
+    def accumulate(self, grad: Pieces, out: Pieces, state: Any, floor: float | None, expected: int) -> Accumulated:
         """See `Feedback.accumulate`."""
-        if self.probe.wanted:
-            self.probe.grad = grad.copied_to(torch.empty(grad.numel, device=grad.device))
-        return self.inner.accumulate(grad, out, state, floor, expected)
-
-    def settle(self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: Any) -> Any:
-        """See `Feedback.settle`."""
-        return self.inner.settle(accumulated, grad, local, leftover, state)
-
-    def vectors(self, state: Any) -> dict[str, Tensor]:
-        """See `Feedback.vectors`."""
-        return self.inner.vectors(state)
-
-    def rescale_(self, state: Any, factor: float) -> None:
-        """See `Feedback.rescale_`."""
-        self.inner.rescale_(state, factor)
+        if self.probe.wanted and self.probe.comm is not None:
+            with self.probe.comm.aside():
+                self.probe.grad = grad.copied_to(torch.empty(grad.numel, device=grad.device))
+        return super().accumulate(grad, out, state, floor, expected)
 
 
 @dataclass(frozen=True, repr=False)
-class ProbedSelector(Selector[Any]):
+class ProbedSelector(WrappedSelector):
     """Sees what is selected from."""
 
-    inner: Selector[Any]
     probe: Probe
-
-    def __repr__(self) -> str:
-        return repr(self.inner)
-
-    def init(self, numel: int) -> Any:
-        """See `Selector.init`."""
-        return self.inner.init(numel)
-
-    def floor(self, state: Any) -> float | None:
-        """See `Selector.floor`."""
-        return self.inner.floor(state)
 
     def select(self, accumulated: Tensor, k: int, state: Any, candidates: Entries | None) -> tuple[SparseVector, Any]:
         """See `Selector.select`."""
         self.probe.accumulated = accumulated if self.probe.wanted else None
-        return self.inner.select(accumulated, k, state, candidates)
-
-    def rescaled(self, state: Any, factor: float) -> Any:
-        """See `Selector.rescaled`."""
-        return self.inner.rescaled(state, factor)
+        return super().select(accumulated, k, state, candidates)
 
 
 @dataclass(frozen=True, repr=False)
-class ProbedReducer(Reducer[Any]):
+class ProbedReducer(WrappedReducer):
     """Sees what came of it, and asks all ranks for the means."""
 
-    inner: Reducer[Any]
     probe: Probe
-
-    def __repr__(self) -> str:
-        return repr(self.inner)
 
     def start(self, numel: int, comm: Comm) -> Any:
         """See `Reducer.start`."""
-        return self.inner.start(numel, comm)
+        self.probe.comm = comm
+        return super().start(numel, comm)
 
     def reduce(self, local: SparseVector, k: int, state: Any, comm: Comm) -> tuple[Reduced, Any]:
         """See `Reducer.reduce`."""
-        reduced, after = self.inner.reduce(local, k, state, comm)
+        reduced, after = super().reduce(local, k, state, comm)
         probe = self.probe
         if probe.wanted and probe.grad is not None and probe.accumulated is not None:
-            probe.samples.append(_sample(probe.grad, probe.accumulated, local, reduced.total, k, comm))
+            with comm.aside() as beside:
+                probe.samples.append(_sample(probe.grad, probe.accumulated, local, reduced.total, k, beside))
             probe.grad = probe.accumulated = None
         return reduced, after
 
-    def rescaled(self, state: Any, factor: float) -> Any:
-        """See `Reducer.rescaled`."""
-        return self.inner.rescaled(state, factor)
-
 
 def _sample(grad: Tensor, accumulated: Tensor, local: SparseVector, total: SparseVector, k: int, comm: Comm) -> Sample:
-    beside = comm.comm if isinstance(comm, CountingComm) else comm
-    mean_grad = beside.all_reduce(grad.clone()) / comm.size
-    mean = beside.all_reduce(accumulated.clone()) / comm.size
+    mean_grad = comm.all_reduce(grad.clone()) / comm.size
+    mean = comm.all_reduce(accumulated.clone()) / comm.size
     deviation = _largest(mean, k) - total.to_dense() / comm.size
     exact = _largest(accumulated, k)
     return Sample(

@@ -27,7 +27,6 @@ class Pieces:
     def __init__(self, tensors: Sequence[Tensor], withheld: Sequence[bool] | None = None) -> None:
         self._pieces: list[Piece] = []
         self.numel = 0
-        self.is_clear = False  # whether it is known to be all zero
         for tensor, flag in zip(tensors, withheld or [False] * len(tensors), strict=True):
             self._append(tensor, flag)
         if not self._pieces:
@@ -59,24 +58,26 @@ class Pieces:
             out[piece.start : piece.stop] = piece.values
         return out
 
-    def write_mean_(self, total: SparseVector, size: int) -> None:
-        """Overwrite with `total / size`, zeros included: the one place where a sum becomes a mean."""
-        was_clear, self.is_clear = self.is_clear, False
+    def write_mean_(self, total: SparseVector, size: int, *, is_clear: bool = False) -> None:
+        """Overwrite with `total / size`, zeros included: the one place where a sum becomes a mean.
+
+        `is_clear`: all entries are known to be zero, so only those of `total` are touched.
+        """
         if total.is_run:
-            self._write_run_(total, size, was_clear)
+            self._write_run_(total, size, is_clear)
             return
         mean = SparseVector.trusted((total.indices, total.values / size), total.numel)
         for piece, part in zip(self._pieces, self._cut(mean), strict=True):
-            if was_clear:
+            if is_clear:
                 part.put_in_(piece.values)
             else:
                 part.write_to_(piece.values)
 
-    def _write_run_(self, total: SparseVector, size: int, was_clear: bool) -> None:
+    def _write_run_(self, total: SparseVector, size: int, is_clear: bool) -> None:
         """Only slices are touched; a total in blocks is written block by block, without joining them."""
         for piece in self._pieces:
             start, stop = (min(max(at, piece.start), piece.stop) - piece.start for at in total.span)
-            if not was_clear:
+            if not is_clear:
                 piece.values[:start].zero_()
                 piece.values[stop:].zero_()
             for block in total.blocks:

@@ -1,4 +1,4 @@
-"""Where the time goes, measured from outside: wrappers around comm, codec and pipeline that share a clock.
+"""Where the time goes, measured from outside: wrappers around comm, codec and a recipe's parts that share a clock.
 
 The clock is always in one phase. A wrapper enters its own and goes back to the one it came from, so each moment counts
 once, for the innermost. That costs two readings of the time for each call that is wrapped.
@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from gradsieve.comm import Comm
-from gradsieve.pieces import Pieces
-from gradsieve.pipeline import Exchanged, Pipeline, PipelineState
+from gradsieve.feedback.base import Accumulated, WrappedFeedback
+from gradsieve.kernels import Entries
 from gradsieve.recipes import Recipe
-from gradsieve.reducers import Reduced
-from gradsieve.stats import Seconds
+from gradsieve.reducers.protocol import Reduced, WrappedReducer
+from gradsieve.selectors.protocol import WrappedSelector
+from gradsieve.stats.figures import Seconds
 from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
 from gradsieve.wire import Codec
 from gradsieve.wire.message import NO_NOTE, Array, Arrived, Expected, Packed
 
@@ -44,6 +47,15 @@ class Clock:
         self._phase = phase
         return before
 
+    @contextmanager
+    def phase(self, phase: str) -> Iterator[None]:
+        """Inside, time counts for this phase."""
+        before = self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
     def take(self) -> Seconds:
         """What has been counted since this was last asked."""
         taken, self._seconds = self._seconds, dict.fromkeys((IDLE, *PHASES), 0.0)
@@ -64,34 +76,31 @@ class TimedComm(Comm):
         """As the wrapped comm has measured."""
         return self.comm.seconds_per_byte
 
+    @contextmanager
+    def aside(self) -> Iterator[Comm]:
+        """See `Comm.aside`."""
+        with self.clock.phase(IDLE), self.comm.aside() as comm:
+            yield comm
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See `Comm.all_reduce`."""
-        before = self.clock.enter("communicate")
-        try:
+        with self.clock.phase("communicate"):
             return self.comm.all_reduce(tensor)
-        finally:
-            self.clock.enter(before)
 
     def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
         """See `Comm.exchange`."""
         arrivals = self.comm.exchange(buffers)
         while True:
-            before = self.clock.enter("communicate")
-            try:
+            with self.clock.phase("communicate"):
                 arrived = next(arrivals, None)
-            finally:
-                self.clock.enter(before)
             if arrived is None:
                 return
             yield arrived
 
     def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
         """See `Comm.send_recv`."""
-        before = self.clock.enter("communicate")
-        try:
+        with self.clock.phase("communicate"):
             return self.comm.send_recv(buffer, to, source)
-        finally:
-            self.clock.enter(before)
 
 
 @dataclass(frozen=True)
@@ -115,47 +124,63 @@ class TimedCodec(Codec):
 
     def pack(self, vector: SparseVector, expected: Expected, low: int, note: Array = NO_NOTE) -> Packed:
         """See `Codec.pack`."""
-        before = self.clock.enter("encode")
-        try:
+        with self.clock.phase("encode"):
             return self.codec.pack(vector, expected, low, note)
-        finally:
-            self.clock.enter(before)
 
     def unpack(self, message: Tensor, expected: Expected, low: int, high: int, source: int) -> Arrived:
         """See `Codec.unpack`."""
-        before = self.clock.enter("decode")
-        try:
+        with self.clock.phase("decode"):
             return self.codec.unpack(message, expected, low, high, source)
-        finally:
-            self.clock.enter(before)
 
 
-class TimedPipeline(Pipeline):
-    """A pipeline over a timed comm and a timed codec. What is neither selecting nor reducing is settling."""
+@dataclass(frozen=True, repr=False)
+class TimedFeedback(WrappedFeedback):
+    """Accumulating is part of selecting."""
 
-    def __init__(self, recipe: Recipe, comm: Comm, clock: Clock) -> None:
-        codec = TimedCodec.around(recipe.reducer.codec, clock)
-        super().__init__(replace(recipe, reducer=replace(recipe.reducer, codec=codec)), TimedComm(comm, clock))
-        self.clock = clock
+    clock: Clock
 
-    def exchange(self, grad: Pieces, k: int, state: PipelineState, out: Pieces) -> Exchanged:
-        """See `Pipeline.exchange`."""
-        before = self.clock.enter("settle")
-        try:
-            return super().exchange(grad, k, state, out)
-        finally:
-            self.clock.enter(before)
+    def accumulate(self, grad: Pieces, out: Pieces, state: Any, floor: float | None, expected: int) -> Accumulated:
+        """See `Feedback.accumulate`."""
+        with self.clock.phase("select"):
+            return super().accumulate(grad, out, state, floor, expected)
 
-    def _select(self, grad: Pieces, k: int, state: PipelineState, out: Pieces) -> tuple[Tensor, SparseVector, Any]:
-        before = self.clock.enter("select")
-        try:
-            return super()._select(grad, k, state, out)
-        finally:
-            self.clock.enter(before)
+    def settle(self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: Any) -> Any:
+        """See `Feedback.settle`."""
+        with self.clock.phase("settle"):
+            return super().settle(accumulated, grad, local, leftover, state)
 
-    def _reduce(self, local: SparseVector, k: int, state: PipelineState) -> tuple[Reduced, Any]:
-        before = self.clock.enter("reduce")
-        try:
-            return super()._reduce(local, k, state)
-        finally:
-            self.clock.enter(before)
+
+@dataclass(frozen=True, repr=False)
+class TimedSelector(WrappedSelector):
+    """The whole of selecting."""
+
+    clock: Clock
+
+    def select(self, accumulated: Tensor, k: int, state: Any, candidates: Entries | None) -> tuple[SparseVector, Any]:
+        """See `Selector.select`."""
+        with self.clock.phase("select"):
+            return super().select(accumulated, k, state, candidates)
+
+
+@dataclass(frozen=True, repr=False)
+class TimedReducer(WrappedReducer):
+    """Reducing is what is neither communication nor coding, whose time the comm and the codec take."""
+
+    clock: Clock
+
+    def start(self, numel: int, comm: Comm) -> Any:
+        """See `Reducer.start`."""
+        return super().start(numel, TimedComm(comm, self.clock))
+
+    def reduce(self, local: SparseVector, k: int, state: Any, comm: Comm) -> tuple[Reduced, Any]:
+        """See `Reducer.reduce`."""
+        with self.clock.phase("reduce"):
+            return super().reduce(local, k, state, TimedComm(comm, self.clock))
+
+
+def timed(recipe: Recipe, clock: Clock) -> Recipe:
+    """The same recipe, whose parts tell the clock what they are doing."""
+    reducer = recipe.reducer.with_codec(TimedCodec.around(recipe.reducer.codec, clock))
+    return Recipe(
+        TimedSelector(recipe.selector, clock), TimedReducer(reducer, clock), TimedFeedback(recipe.feedback, clock)
+    )

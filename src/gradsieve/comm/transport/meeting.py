@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from gradsieve.comm.transport import LinkedTransport, Rounds
+from gradsieve.comm.transport.link import LinkedTransport, Rounds
 
 SECRET_BYTES = 16
 HELLO = struct.Struct(f"<{SECRET_BYTES}sq")  # the secret of who is called, and the rank that calls

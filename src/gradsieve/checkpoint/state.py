@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
+from gradsieve.checkpoint.reshard import Keep, key_of, resharded
 from gradsieve.engine import Engine
+from gradsieve.engine.groups import Slot
 from gradsieve.errors import InputError
-from gradsieve.groups import Slot
 from gradsieve.pipeline import PipelineState
-from gradsieve.reshard import Keep, key_of, resharded
 
 FORMAT = 1
 
@@ -64,6 +64,7 @@ def unpack_into(engine: Engine, states: Mapping[str, Any], keep: Keep = "sum") -
     state = resharded(states, engine.comm.rank, engine.comm.size, keep) if own is None else own
     _check(engine, state)
     saved_groups = {tuple(group["parameters"]): group for group in state["groups"]}
+    restored = []
     for index, group in enumerate(engine.groups):
         for kind, vector in engine.vectors(index).items():
             for slot in group.slots:
@@ -78,10 +79,8 @@ def unpack_into(engine: Engine, states: Mapping[str, Any], keep: Keep = "sum") -
                 fresh.selector._replace(**saved["selector"]),
                 fresh.reducer._replace(**saved["reducer"]),
             )
-        engine.states[index] = fresh
-    engine.steps_done = state["steps_done"]
-    engine.loss_scale = state["loss_scale"]
-    engine.dense_steps_left = state["dense_steps_left"]
+        restored.append(fresh)
+    engine.restore(restored, state["steps_done"], state["loss_scale"], state["dense_steps_left"])
 
 
 def _check(engine: Engine, state: Mapping[str, Any]) -> None:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradsieve.engine.rules import Rules
 from gradsieve.errors import InputError
-from gradsieve.rules import Rules
 
 BYTES_PER_MB = 1 << 20
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from gradsieve.front import resuming
-from gradsieve.front.clipping import multiply_limits, restore_limits
+from gradsieve.integrations import resuming
+from gradsieve.integrations.clipping import multiply_limits, restore_limits
 from gradsieve.sieve import Sieve
 
 CLIPPING = {"clip_grad_norm_": "max_norm", "clip_grad_value_": "clip_value"}

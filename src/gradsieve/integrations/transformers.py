@@ -13,20 +13,20 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.ddp import attach
+from gradsieve.engine.schedules import Schedule
 from gradsieve.errors import InputError
-from gradsieve.front import resuming
-from gradsieve.front.accelerate import CLIPPING
-from gradsieve.front.choosing import Choice, Exchanged
-from gradsieve.front.clipping import multiply_limits, restore_limits
+from gradsieve.integrations import resuming
+from gradsieve.integrations.accelerate import CLIPPING
+from gradsieve.integrations.choosing import Choice, Exchanged
+from gradsieve.integrations.clipping import multiply_limits, restore_limits
 from gradsieve.recipes import Recipe
-from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
 
 try:
     from transformers import TrainerCallback
 except ImportError as error:
     raise ImportError(
-        "gradsieve.front.transformers needs transformers and accelerate, which are not installed: "
+        "gradsieve.integrations.transformers needs transformers and accelerate, which are not installed: "
         "pip install transformers accelerate"
     ) from error
 

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.ddp import attach
+from gradsieve.engine.schedules import Schedule
 from gradsieve.errors import InputError
-from gradsieve.front import resuming
-from gradsieve.front.choosing import Choice, Exchanged
-from gradsieve.front.clipping import multiply_limits, restore_limits
+from gradsieve.integrations import resuming
+from gradsieve.integrations.choosing import Choice, Exchanged
+from gradsieve.integrations.clipping import multiply_limits, restore_limits
 from gradsieve.recipes import Recipe
-from gradsieve.schedules import Schedule
 from gradsieve.sieve import Sieve
 
 try:
@@ -27,7 +27,7 @@ except ImportError:
         from pytorch_lightning import Callback
     except ImportError as error:
         raise ImportError(
-            "gradsieve.front.lightning needs Lightning, which is not installed: pip install lightning"
+            "gradsieve.integrations.lightning needs Lightning, which is not installed: pip install lightning"
         ) from error
 
 CHECKPOINT_KEY = "gradsieve"

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradsieve.comm.meeting import CALL_SECONDS, Listener, met
-from gradsieve.comm.transport import Link, LinkedTransport, Rounds
+from gradsieve.comm.transport.link import Link, LinkedTransport, Rounds
+from gradsieve.comm.transport.meeting import CALL_SECONDS, Listener, met
 from gradsieve.errors import MessageError
 
 if sys.platform == "linux":

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from gradsieve.comm import Comm
-from gradsieve.engine import Settings
+from gradsieve.engine.engine import Settings
+from gradsieve.engine.groups import Group
+from gradsieve.engine.rules import Rules
 from gradsieve.errors import MismatchError
-from gradsieve.groups import Group
-from gradsieve.rules import Rules
 from gradsieve.version import __version__
 
 

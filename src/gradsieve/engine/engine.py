@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gradsieve.comm import CountingComm
+from gradsieve.engine.groups import Group
+from gradsieve.engine.schedules import Schedule
 from gradsieve.errors import InputError
-from gradsieve.groups import Group
 from gradsieve.kernels import kernels
-from gradsieve.pieces import Pieces
 from gradsieve.pipeline import Exchanged, Pipeline, PipelineState, entries_to_keep
 from gradsieve.recipes import DenseRecipe, Recipe
 from gradsieve.reducers.dense import Dense
-from gradsieve.schedules import Schedule
 from gradsieve.selectors import Everything
-from gradsieve.stats import Stats, StepStats
-from gradsieve.timing import Clock, TimedPipeline
+from gradsieve.stats import Stats
+from gradsieve.stats.timing import Clock, timed
+from gradsieve.vector.pieces import Pieces
 
 LOOKED_AT_FIRST = 64  # entries of a gradient that tell, nearly always, that it is not all zero
 
@@ -58,11 +58,11 @@ class Engine:
         self.steps_done = 0  # that counted: the schedule's clock
         self.loss_scale: float | None = None  # the unit of all residuals; None before the first step
         self.dense_steps_left = 0.0  # infinite: until told otherwise
-        self._sparse = TimedPipeline(settings.recipe, comm, self.clock)
+        self._sparse = Pipeline(timed(settings.recipe, self.clock), comm)
         # The same feedback, so that a dense step delivers what is owed as well.
         everything = Recipe(Everything(), Dense(), settings.recipe.feedback)
-        self._whole = TimedPipeline(everything, comm, self.clock)
-        self._dense = TimedPipeline(DenseRecipe(), comm, self.clock)
+        self._whole = Pipeline(timed(everything, self.clock), comm)
+        self._dense = Pipeline(timed(DenseRecipe(), self.clock), comm)
         self.states = [self._pipeline(group, 1.0).init(_blank(group)) for group in self.groups]
         self.places = {
             slot.name: (index, number)
@@ -76,17 +76,12 @@ class Engine:
         self.clock.take()
         self.stats = Stats(traffic=comm.traffic)
 
-    def begin(self, loss_scale: float | None = None, *, joined: bool = False, withhold: bool = False) -> Step:
-        """Start a step whose gradients are `loss_scale` times as large as the loss says; None is as before.
-
-        `joined`: this rank's inputs have ended and its gradients are zero; it delivers what it still owes, but for
-        `withhold`, with which parameters whose gradient is all zero keep what they are owed.
-        """
+    def scale_to(self, loss_scale: float | None) -> None:
+        """Gradients come `loss_scale` times as large as the loss says from now on; None is as before."""
         scale = loss_scale or self.loss_scale or 1.0
         if self.loss_scale is not None and self.loss_scale != scale:
             self._rescale(scale / self.loss_scale)
         self.loss_scale = scale
-        return Step(self, joined, withhold or self.settings.withhold_unused)
 
     def densities(self) -> list[float | None]:
         """Of each group in the step to come; None is dense."""
@@ -109,7 +104,8 @@ class Engine:
         """Exchange one group, given its parameters' flat gradients in order, which become the means."""
         group = self.groups[index]
         if group.sparse and self.settings.local_clip_norm is not None:
-            self._clip_(group, grads)
+            with self.clock.phase("select"):
+                self._clip_(group, grads)
         pieces = Pieces(grads, [group.sparse and withhold and _all_zero(grad) for grad in grads])
         k = group.numel if density is None else entries_to_keep(group.numel, density, self.comm)
         return self._pipeline(group, density).exchange(pieces, k, self.states[index], pieces)
@@ -119,6 +115,17 @@ class Engine:
         self.states = states
         self.steps_done += 1
         self.dense_steps_left = max(0.0, self.dense_steps_left - 1)
+
+    def restore(
+        self, states: list[PipelineState], steps_done: int, loss_scale: float | None, dense_steps_left: float
+    ) -> None:
+        """Go on from a checkpoint."""
+        self.states = states
+        self.steps_done, self.loss_scale, self.dense_steps_left = steps_done, loss_scale, dense_steps_left
+
+    def go_dense(self, steps: float) -> None:
+        """Send everything for so many steps; infinity is until told otherwise, 0 is sparse again."""
+        self.dense_steps_left = steps
 
     def _pipeline(self, group: Group, density: float | None) -> Pipeline:
         if not group.sparse:
@@ -145,70 +152,6 @@ class Engine:
                 self.states[index] = PipelineState(
                     feedback, recipe.selector.rescaled(selector, factor), recipe.reducer.rescaled(reducer, factor)
                 )
-
-
-class Step:
-    """One step under way. `deliver` and `ready` are called by one thread, `exchange` and `finish` by one thread."""
-
-    def __init__(self, engine: Engine, joined: bool, withhold: bool) -> None:
-        self._engine = engine
-        self._joined = joined
-        self._withhold = withhold
-        self._densities = engine.densities()
-        self._grads: list[dict[int, Tensor]] = [{} for _ in engine.groups]
-        self._started = 0  # groups that `ready` has named
-        self._outcomes: list[Exchanged] = []
-        self._traffic_before = replace(engine.comm.traffic)
-
-    def deliver(self, name: str, grad: Tensor) -> int:
-        """A parameter's flat gradient, to be overwritten with the mean; the number of its group comes back."""
-        index, number = self._engine.places[name]
-        self._grads[index][number] = grad
-        return index
-
-    def ready(self) -> list[int]:
-        """The groups that have become complete, and whose turn it is."""
-        first = self._started
-        groups = self._engine.groups
-        while self._started < len(groups) and len(self._grads[self._started]) == len(groups[self._started].slots):
-            self._started += 1
-        return list(range(first, self._started))
-
-    def exchange(self, index: int) -> None:
-        """Exchange a group that `ready` has named; each once, in that order."""
-        grads, clock = self._grads[index], self._engine.clock
-        ordered = [grads[number] for number in range(len(grads))]
-        before = clock.enter("select")
-        try:
-            self._outcomes.append(self._engine.exchange(index, ordered, self._densities[index], self._withhold))
-        finally:
-            clock.enter(before)
-
-    def finish(self) -> bool:
-        """After all groups: take on their new states, or none. Whether the step counted, the same on every rank."""
-        engine = self._engine
-        counted = all(outcome.finite for outcome in self._outcomes)
-        engine.stats.record(self._stats(counted))
-        if counted:
-            engine.commit([outcome.state for outcome in self._outcomes])
-        return counted
-
-    def _stats(self, counted: bool) -> StepStats:
-        engine = self._engine
-        pairs = zip(engine.groups, self._outcomes, strict=True)
-        sparse = [outcome for group, outcome in pairs if group.sparse and counted]
-        return StepStats(
-            step=engine.steps_done,
-            counted=counted,
-            joined=self._joined,
-            dense=all(density is None for density in self._densities),
-            sparse_numel=engine.sparse_numel,
-            selected_entries=sum(outcome.num_local for outcome in sparse),
-            delivered_entries=sum(outcome.num_total for outcome in sparse),
-            dense_bytes=engine.dense_bytes,
-            traffic=engine.comm.traffic.since(self._traffic_before),
-            seconds=engine.clock.take(),
-        )
 
 
 def _blank(group: Group) -> Pieces:

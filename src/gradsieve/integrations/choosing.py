@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from gradsieve.engine.schedules import Schedule
 from gradsieve.errors import InputError
 from gradsieve.recipes import Recipe
-from gradsieve.schedules import Schedule
 
 Exchanged = Literal["updates", "gradients"]
 

@@ -1,0 +1,92 @@
+"""Messages of any length through Gloo, each with its length in front."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradsieve.comm.protocol import FRAME_BYTES
+from gradsieve.comm.transport.link import Arrival, Link, Pending, Rounds
+
+FIRST_PART_BYTES = 1 << 20
+
+
+class FramedArrival(NamedTuple):
+    """A first part with the length in front; what did not fit follows in a second message of known size."""
+
+    first: Pending
+
+    def wait(self) -> Tensor:
+        """The message without its frame."""
+        start = self.first.wait()
+        length = int(start[:FRAME_BYTES].view(torch.int64)[0])
+        room = FIRST_PART_BYTES - FRAME_BYTES
+        if 0 <= length <= room:
+            return start[FRAME_BYTES : FRAME_BYTES + length]
+        whole = self.first.link.room_for(length, self.first.peer)
+        whole[:room] = start[FRAME_BYTES:]
+        self.first.link.receive(whole[room:], self.first.peer).wait()
+        return whole
+
+
+class FramedTransport:
+    """For Gloo, which lets a message be shorter than the buffer posted for it.
+
+    So no lengths are exchanged beforehand: one call fewer for each exchange, and a small call costs 1 to 7 ms on Gloo
+    whatever its size.
+    """
+
+    seconds_per_byte = math.inf
+
+    def __init__(self, link: Link, in_flight: int = 8) -> None:
+        self.link = link
+        self.in_flight = in_flight  # how many peers at once: more hides latency, fewer avoids incast
+
+    def send(self, message: Tensor, to: int) -> list[Pending]:
+        """Start sending one message of any length."""
+        framed = torch.empty(FRAME_BYTES + message.numel(), dtype=torch.uint8)
+        framed[:FRAME_BYTES].view(torch.int64)[0] = message.numel()
+        framed[FRAME_BYTES:] = message
+        parts = [framed[:FIRST_PART_BYTES], framed[FIRST_PART_BYTES:]]
+        return [self.link.send(part, to) for part in parts if part.numel()]
+
+    def receive(self, source: int) -> Arrival:
+        """Start receiving one message of unknown length."""
+        return FramedArrival(self.link.receive(torch.empty(FIRST_PART_BYTES, dtype=torch.uint8), source))
+
+    def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
+        """Keep a few rounds under way at once, the first ones from now on; arrivals come in the order of the rounds."""
+        sent: list[Pending] = []
+        under_way: deque[tuple[int, Arrival]] = deque()
+        ahead = iter(rounds)
+
+        def start_more() -> None:
+            while len(under_way) < self.in_flight and (next_round := next(ahead, None)) is not None:
+                to, source = next_round
+                under_way.append((source, self.receive(source)))
+                sent.extend(self.send(messages[to], to))
+
+        def arrivals() -> Iterator[tuple[int, Tensor]]:
+            while under_way:
+                source, arrival = under_way.popleft()
+                yield source, arrival.wait()
+                start_more()
+            for pending in sent:
+                pending.wait()
+
+        start_more()
+        return arrivals()
+
+    def send_recv(self, message: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        """See `Transport.send_recv`."""
+        arrival = None if source is None else self.receive(source)
+        sent = [] if to is None else self.send(message, to)
+        received = None if arrival is None else arrival.wait()
+        for pending in sent:
+            pending.wait()
+        return received

@@ -1,0 +1,71 @@
+"""The residual plus a gradient that lies in pieces."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradsieve.errors import InputError
+from gradsieve.kernels import Entries, index_dtype, kernels, zeros
+from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """At least float32: small leftovers added to large ones in half precision would vanish."""
+    return dtype if dtype == torch.float64 else torch.float32
+
+
+def wide_zeros(grad: Pieces, count: int) -> list[Tensor]:
+    """Vectors for what is remembered of a gradient, in at least float32."""
+    return [zeros(grad.numel, wide(grad.dtype), grad.device) for _ in range(count)]
+
+
+def check_like(grad: Pieces, residual: Tensor) -> None:
+    """Kernels do not check: a state of another gradient would have them read past its end."""
+    if grad.numel != residual.numel() or wide(grad.dtype) != residual.dtype or grad.device != residual.device:
+        raise InputError(
+            f"the state belongs to another gradient: it has {residual.numel()} entries, {residual.dtype}, "
+            f"{residual.device}; the gradient has {grad.numel} entries, {grad.dtype}, {grad.device}"
+        )
+
+
+def add(
+    residual: Tensor, grad: Pieces, out: Tensor, floor: float | None, expected: int, *, clear: bool
+) -> Entries | None:
+    """`out = residual + grad`, zero where a piece is withheld; with a floor also what is not below it, if not too many.
+
+    What is collected depends on how the vector lies in pieces; what a selector picks does not (it is a hint only). With
+    `clear` the gradient is zero afterwards.
+    """
+    found: list[Entries] = []
+    collecting = floor is not None
+    for start, stop, values, withheld in grad:
+        if withheld:
+            out[start:stop] = 0
+            if clear:
+                values.zero_()
+            continue
+        part_floor = floor if collecting else None
+        vectors = residual[start:stop], values, out[start:stop]
+        entries = _add_part(*vectors, part_floor, min(expected, stop - start), clear)
+        collecting = collecting and entries is not None
+        if collecting and entries is not None:
+            found.append((entries[0].to(index_dtype(out.numel())) + start, entries[1]) if start else entries)
+    if not collecting:
+        return None
+    if len(found) == 1:
+        return found[0]
+    nothing = SparseVector.empty(out.numel(), out)
+    return SparseVector.concatenate([nothing, *(SparseVector.trusted(part, out.numel()) for part in found)]).entries
+
+
+def _add_part(
+    residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int, clear: bool
+) -> Entries | None:
+    if grad.dtype == out.dtype:
+        return kernels(residual, grad, out).accumulate(residual, grad, out, floor, expected, clear)
+    torch.add(residual, grad, out=out)
+    if clear:
+        grad.zero_()
+    return None if floor is None else kernels(out).compact(out, floor, expected)

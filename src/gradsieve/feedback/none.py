@@ -1,0 +1,48 @@
+"""No error feedback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradsieve.feedback.accumulating import wide
+from gradsieve.feedback.base import Accumulated, Feedback
+from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
+
+
+class NothingKept(NamedTuple):
+    """The state of no feedback."""
+
+
+@dataclass(frozen=True)
+class NoFeedback(Feedback[NothingKept]):
+    """What is not delivered is lost: for dense exchange, where that is nothing, and to show why feedback matters."""
+
+    def init(self, grad: Pieces) -> NothingKept:
+        """See `Feedback.init`."""
+        return NothingKept()
+
+    def accumulate(
+        self, grad: Pieces, out: Pieces, state: NothingKept, floor: float | None, expected: int
+    ) -> Accumulated:
+        """See `Feedback.accumulate`."""
+        if out.whole is None or out.dtype != wide(grad.dtype):
+            return Accumulated(grad.copied_to(torch.empty(grad.numel, dtype=wide(grad.dtype), device=grad.device)))
+        return Accumulated(out.whole if out is grad else grad.copied_to(out.whole))
+
+    def settle(
+        self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: NothingKept
+    ) -> NothingKept:
+        """See `Feedback.settle`."""
+        return state
+
+    def vectors(self, state: NothingKept) -> dict[str, Tensor]:
+        """See `Feedback.vectors`."""
+        return {}
+
+    def rescale_(self, state: NothingKept, factor: float) -> None:
+        """See `Feedback.rescale_`."""

@@ -1,0 +1,54 @@
+"""Plain error feedback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gradsieve.feedback.accumulating import add, check_like, wide_zeros
+from gradsieve.feedback.base import Accumulated, Feedback
+from gradsieve.feedback.settling import keep_withheld_, take_off_
+from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
+
+
+class ResidualState(NamedTuple):
+    """What was left over so far, and room for the next accumulation."""
+
+    residual: Tensor
+    spare: Tensor
+
+
+@dataclass(frozen=True)
+class Residual(Feedback[ResidualState]):
+    """Plain error feedback: the residual is added to the gradient."""
+
+    def init(self, grad: Pieces) -> ResidualState:
+        """See `Feedback.init`."""
+        return ResidualState(*wide_zeros(grad, 2))
+
+    def accumulate(
+        self, grad: Pieces, out: Pieces, state: ResidualState, floor: float | None, expected: int
+    ) -> Accumulated:
+        """See `Feedback.accumulate`."""
+        check_like(grad, state.residual)
+        candidates = add(state.residual, grad, state.spare, floor, expected, clear=out is grad)
+        return Accumulated(state.spare, candidates, out_is_clear=out is grad)
+
+    def settle(
+        self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: ResidualState
+    ) -> ResidualState:
+        """See `Feedback.settle`."""
+        take_off_(accumulated, local, leftover)
+        keep_withheld_(grad, state.residual, accumulated)
+        return ResidualState(accumulated, state.residual)
+
+    def vectors(self, state: ResidualState) -> dict[str, Tensor]:
+        """See `Feedback.vectors`."""
+        return {"residual": state.residual}
+
+    def rescale_(self, state: ResidualState, factor: float) -> None:
+        """See `Feedback.rescale_`."""
+        state.residual.mul_(factor)

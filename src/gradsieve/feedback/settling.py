@@ -1,0 +1,44 @@
+"""What stays with this rank after a step."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gradsieve.kernels import kernels
+from gradsieve.vector import SparseVector
+from gradsieve.vector.pieces import Pieces
+
+
+def take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
+    """What was sent goes, what is left over stays or comes back."""
+    kept, *others = leftover.parts
+    # What is left over may still have to be computed from what was sent, which may lie in `accumulated` itself.
+    more = [other.entries for other in others if other.nnz]
+    changed = kept.changed_of(sent)
+    if changed is None:
+        _replace_(accumulated, sent, kept)
+    else:
+        places, left = changed
+        if left is None:
+            kernels(accumulated).clear_(accumulated, places)
+        else:
+            kernels(accumulated).put_(accumulated, places, left)
+    nothing = SparseVector.empty(accumulated.numel(), accumulated)
+    for entries in more:
+        kernels(accumulated).settle_(accumulated, nothing.entries, entries)
+
+
+def _replace_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
+    if sent.is_run and leftover.is_run and sent.span == leftover.span:
+        leftover.put_in_(accumulated)
+    elif sent.is_run and leftover.nnz == 0:
+        accumulated[slice(*sent.span)].zero_()
+    else:
+        kernels(accumulated).settle_(accumulated, sent.entries, leftover.entries)
+
+
+def keep_withheld_(grad: Pieces, old: Tensor, new: Tensor) -> None:
+    """What a withheld piece had before the step is what it has after."""
+    for start, stop, _, withheld in grad:
+        if withheld:
+            new[start:stop] = old[start:stop]
