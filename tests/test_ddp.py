@@ -44,6 +44,7 @@ JOBS = {
         "what_cannot_be_attached_is_refused",
         "a_hook_that_never_runs_is_noticed",
         "errors_surface_with_their_type_and_place",
+        "errors_of_any_kind_reach_the_next_wait",
     ],
 }
 

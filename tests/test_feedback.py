@@ -9,8 +9,8 @@ from torch import Tensor
 from gradsieve import RECIPES, InputError, Recipe, SparseVector, sparse_allreduce
 from gradsieve.comm import Comm
 from gradsieve.feedback import MomentumResidual, Residual
-from gradsieve.recipes import OkTopkRecipe
-from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
+from gradsieve.reducers.protocol import NoState, Reduced
+from gradsieve.reducers.topka import TopkA
 from gradsieve.selectors.exact import Exact
 from gradsieve.testing import run_ranks
 from gradsieve.vector import Sum
@@ -46,7 +46,7 @@ def test_what_went_in_came_out_or_is_still_there(name: str) -> None:
     assert torch.equal(given, delivered + pending)
 
 
-class Failing(StatelessReducer):
+class Failing(TopkA):
     """Breaks after everything has been accumulated and selected."""
 
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
@@ -56,7 +56,7 @@ class Failing(StatelessReducer):
 @pytest.mark.parametrize("feedback", [Residual(), MomentumResidual()])
 def test_a_step_that_fails_leaves_the_residual_as_it_was(feedback: Residual | MomentumResidual) -> None:
     def rank(comm: Comm) -> None:
-        good = Recipe(Exact(), OkTopkRecipe().reducer, feedback)
+        good = Recipe(Exact(), RECIPES["oktopk"]().reducer, feedback)
         _, state = sparse_allreduce(gradient(0, 0), good, density=0.1, comm=comm)
         before = {name: t.clone() for name, t in state.feedback._asdict().items() if "spare" not in name}
         failing = Recipe(Exact(), Failing(), feedback)

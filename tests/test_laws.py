@@ -2,96 +2,26 @@
 
 from __future__ import annotations
 
-import pickle
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradsieve import REDUCERS, CountingComm, SparseVector
-from gradsieve.comm import FRAME_BYTES, Comm, Traffic
-from gradsieve.reducers.cost import COSTS
-from gradsieve.testing import run_ranks
-from gradsieve.wire import OVERHEAD_BYTES, Codec
+from gradsieve import REDUCERS
+from gradsieve.testing.laws import STEPS, Outcome, check_same_everywhere, check_steps, equal, run_reducer
+from gradsieve.testing.patterns import PATTERNS, RUNS, SIZES, Case, run_case, scattered, sparse
+from gradsieve.wire import Codec
 from gradsieve.wire.values import VALUE_CODES
-from patterns import PATTERNS, RUNS, SIZES, Case, place, run_case, sparse
-
-PADDING_BYTES = 24  # indices, values and note of a packet each fill whole words
-STEPS = 3  # the second and third step reuse what the first has found
-
-
-class Outcome(NamedTuple):
-    """One rank's step."""
-
-    local: SparseVector
-    total: SparseVector
-    leftover: SparseVector
-    traffic: Traffic
 
 
 def run(name: str, case: Case, steps: int = STEPS, **settings: Any) -> list[list[Outcome]]:
-    """Outcomes by step and rank; the state makes a round trip through pickle between steps."""
-
-    def rank(comm: Comm) -> list[Outcome]:
-        counting = CountingComm(comm)
-        reducer = REDUCERS[name](**settings)
-        state = reducer.init(case.numel, counting)
-        local = case.local(comm.rank)
-        outcomes = []
-        for _ in range(steps):
-            counting.reset()
-            (total, leftover), state = reducer(local, case.k, state, counting)
-            state = pickle.loads(pickle.dumps(state))
-            outcomes.append(Outcome(local, total, leftover, counting.traffic))
-        return outcomes
-
-    by_rank = run_ranks(len(case.locals), rank)
-    return [[outcomes[step] for outcomes in by_rank] for step in range(steps)]
-
-
-def equal(a: SparseVector, b: SparseVector) -> bool:
-    """Bit for bit, signs of zero included."""
-    bits = {torch.float32: torch.int32, torch.float64: torch.int64}[a.values.dtype]
-    return torch.equal(a.indices, b.indices) and torch.equal(a.values.view(bits), b.values.view(bits))
-
-
-def check_same_everywhere(ranks: list[Outcome]) -> None:
-    assert all(equal(outcome.total, ranks[0].total) for outcome in ranks)
-
-
-def check_nothing_lost(ranks: list[Outcome], tolerance: float) -> None:
-    sent = sum(outcome.local.to_dense() for outcome in ranks)
-    kept = sum(outcome.leftover.to_dense() for outcome in ranks) + ranks[0].total.to_dense()
-    torch.testing.assert_close(kept, sent, rtol=tolerance, atol=tolerance)
-
-
-def check_well_formed(vector: SparseVector) -> None:
-    SparseVector(vector.indices, vector.values, vector.numel)
-    assert torch.isfinite(vector.values).all()
-
-
-def check_cost(name: str, case: Case, ranks: list[Outcome]) -> None:
-    cost = COSTS[name](len(ranks), case.k, case.numel)
-    for outcome in ranks:
-        value_bytes = outcome.local.values.element_size()
-        overhead = cost.packets * (OVERHEAD_BYTES + PADDING_BYTES) + cost.messages * FRAME_BYTES
-        allowed = (cost.words_limit + cost.control_words) * value_bytes + overhead  # exact for float32
-        assert outcome.traffic.messages_received <= cost.messages
-        assert outcome.traffic.bytes_received <= allowed
+    return run_reducer(lambda: REDUCERS[name](**settings), case, steps)
 
 
 def check_all(name: str, case: Case, tolerance: float = 0.0, **settings: Any) -> None:
-    steps = run(name, case, **settings)
-    for ranks in steps:
-        check_same_everywhere(ranks)
-        if REDUCERS[name].conserving:
-            check_nothing_lost(ranks, tolerance)
-        for outcome in ranks:
-            check_well_formed(outcome.total)
-            check_well_formed(outcome.leftover)
-        check_cost(name, case, ranks)
+    check_steps(REDUCERS[name](**settings), case, run(name, case, **settings), tolerance)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -151,7 +81,7 @@ def test_regions_of_runs_stay_runs_and_keep_what_is_rounded_away(values: str, si
 def test_rounding_leaves_something_over(name: str, values: str) -> None:
     """Or the test above would prove nothing."""
     generator = torch.Generator().manual_seed(1)
-    case = Case([place(600, torch.randperm(600, generator=generator)[:50], generator) / 3 for _ in range(3)], 50)
+    case = Case([scattered(600, torch.randperm(600, generator=generator)[:50], generator) / 3 for _ in range(3)], 50)
     exact, rounded = run(name, case, 1)[0], run(name, case, 1, codec=Codec(values=values))[0]
     assert not equal(exact[0].total, rounded[0].total)
     check_same_everywhere(rounded)
@@ -202,7 +132,7 @@ def cases(draw: st.DrawFn) -> Case:
         count = min(draw(st.integers(0, k)), stretch)
         start = draw(st.integers(0, numel - stretch))
         picks = start + torch.randperm(stretch, generator=generator)[:count]
-        locals_.append(place(numel, picks, generator))
+        locals_.append(scattered(numel, picks, generator))
     return Case(locals_, k)
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 
 from gradsieve import REDUCERS
-from patterns import PATTERNS, Case
+from gradsieve.testing.patterns import PATTERNS, Case
 from test_laws import cases, check_all
 
 pytestmark = pytest.mark.long

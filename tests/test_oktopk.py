@@ -12,7 +12,7 @@ from torch import Tensor
 from gradsieve import REDUCERS, CountingComm, InputError, MessageError, SparseVector
 from gradsieve.comm import Comm, Traffic
 from gradsieve.functional import sparse_allreduce
-from gradsieve.recipes import OkTopkRecipe
+from gradsieve.recipes import RECIPES
 from gradsieve.reducers.oktopk import OkTopk, OkTopkState
 from gradsieve.reducers.quantiles import Summary
 from gradsieve.selectors.exact import Exact
@@ -208,7 +208,7 @@ def test_entries_that_wait_below_the_threshold_do_not_flood_it() -> None:
         generator, state, counts = torch.Generator().manual_seed(comm.rank), None, []
         for _ in range(60):
             grad = 0.5 * shared + torch.randn(NUMEL, generator=generator)
-            mean, state = sparse_allreduce(grad, OkTopkRecipe(), density=K / NUMEL, comm=comm, state=state)
+            mean, state = sparse_allreduce(grad, RECIPES["oktopk"](), density=K / NUMEL, comm=comm, state=state)
             counts.append(int(mean.count_nonzero()) / K)
         return counts
 

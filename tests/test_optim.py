@@ -16,7 +16,7 @@ from gradsieve import InputError, MismatchError, Rules
 from gradsieve.comm import Comm
 from gradsieve.lab.workers import Worker, run_workers
 from gradsieve.optim import DistributedOptimizer, GaussianKSGD, GTopkSGD, LazyAdam, OkTopkSGD
-from gradsieve.recipes import OkTopkRecipe
+from gradsieve.recipes import RECIPES
 from gradsieve.testing import run_ranks
 
 RANKS = 4
@@ -166,7 +166,7 @@ def algorithm_2(comm: Comm, names: tuple[str, ...], density: float) -> list[Tens
     model = Net()
     parameters = dict(model.named_parameters())
     weights = torch.cat([parameters[name].detach().reshape(-1) for name in names])
-    recipe = OkTopkRecipe()
+    recipe = RECIPES["oktopk"]()
     k = round(density * weights.numel())
     selector_state, reducer_state = recipe.selector.init(weights.numel()), recipe.reducer.init(weights.numel(), comm)
     residual = torch.zeros_like(weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradsieve.errors import InputError
 from gradsieve.feedback import Feedback, MomentumResidual, NoFeedback, Residual
@@ -35,115 +35,71 @@ class Recipe:
     feedback: Feedback[Any] = Residual()
 
 
-@dataclass(frozen=True)
-class DenseRecipe(Recipe):
-    """Everything, by the backend's all_reduce."""
+class NamedRecipe(NamedTuple):
+    """A row of the table: a recipe and what it does. Called, it gives the recipe with its default settings."""
 
-    selector: Selector[Any] = Everything()
-    reducer: Reducer[Any] = Dense()
-    feedback: Feedback[Any] = NoFeedback()
+    description: str
+    made: Recipe
 
-
-@dataclass(frozen=True)
-class TopkARecipe(Recipe):
-    """Exact top-k, gathered by all and added locally."""
-
-    selector: Selector[Any] = Exact()
-    reducer: Reducer[Any] = TopkA()
+    def __call__(self) -> Recipe:
+        """The recipe."""
+        return self.made
 
 
-@dataclass(frozen=True)
-class TopkDsaRecipe(Recipe):
-    """Exact top-k, split over equal regions, added by their owners, gathered (SparCML)."""
-
-    selector: Selector[Any] = Exact()
-    reducer: Reducer[Any] = TopkDsa()
-
-
-@dataclass(frozen=True)
-class GTopkRecipe(Recipe):
-    """Exact top-k, merged along a tree that keeps k at every node (gTop-k)."""
-
-    selector: Selector[Any] = Exact()
-    reducer: Reducer[Any] = GTopk()
-
-
-@dataclass(frozen=True)
-class GaussianKRecipe(Recipe):
-    """A threshold from mean and deviation, gathered by all (GaussianK-SGD)."""
-
-    selector: Selector[Any] = Gaussian()
-    reducer: Reducer[Any] = TopkA()
-
-
-@dataclass(frozen=True)
-class OkTopkRecipe(Recipe):
-    """A reused threshold, balanced regions, a global threshold: traffic that does not grow with workers (Ok-Topk)."""
-
-    selector: Selector[Any] = Threshold()
-    reducer: Reducer[Any] = OkTopk()
-
-
-@dataclass(frozen=True)
-class DgcRecipe(Recipe):
-    """A sampled threshold, gathered by all, with momentum correction and factor masking (DGC)."""
-
-    selector: Selector[Any] = Dgc()
-    reducer: Reducer[Any] = TopkA()
-    feedback: Feedback[Any] = MomentumResidual()
-
-
-@dataclass(frozen=True)
-class RandomKRecipe(Recipe):
-    """k entries by lot, the same on all ranks: the baseline."""
-
-    selector: Selector[Any] = Random()
-    reducer: Reducer[Any] = TopkA()
-
-
-@dataclass(frozen=True)
-class SparDLRecipe(Recipe):
-    """Exact top-k, reduced block by block in log P rounds (SparDL)."""
-
-    selector: Selector[Any] = Exact()
-    reducer: Reducer[Any] = SparDL()
-
-
-@dataclass(frozen=True)
-class OneBitRecipe(Recipe):
-    """A moving window of consecutive entries, one bit each, added by the owners of its regions."""
-
-    selector: Selector[Any] = Window()
-    reducer: Reducer[Any] = TopkDsa(codec=Codec(values="bit"))
-
-
-@dataclass(frozen=True)
-class SparseLoCoRecipe(Recipe):
-    """Top-k of each chunk of 4,096 entries, two bits each, gathered by all (SparseLoCo, for updates)."""
-
-    selector: Selector[Any] = Chunks()
-    reducer: Reducer[Any] = TopkA(codec=Codec(values="twobit"))
-
+RECIPES: Registry[NamedRecipe] = Registry(
+    "recipe",
+    {
+        "dense": NamedRecipe(
+            "Everything, by the backend's all_reduce.",
+            Recipe(Everything(), Dense(), NoFeedback()),
+        ),
+        "topka": NamedRecipe(
+            "Exact top-k, gathered by all ranks and added locally.",
+            Recipe(Exact(), TopkA()),
+        ),
+        "topkdsa": NamedRecipe(
+            "Exact top-k, split over equal regions, added by their owners, gathered (SparCML).",
+            Recipe(Exact(), TopkDsa()),
+        ),
+        "gtopk": NamedRecipe(
+            "Exact top-k, merged along a tree that keeps k at every node (gTop-k).",
+            Recipe(Exact(), GTopk()),
+        ),
+        "gaussiank": NamedRecipe(
+            "A threshold from mean and standard deviation, gathered by all ranks (GaussianK-SGD).",
+            Recipe(Gaussian(), TopkA()),
+        ),
+        "oktopk": NamedRecipe(
+            "A predicted threshold, balanced regions, a global threshold: traffic that does not grow with the number "
+            "of ranks (Ok-Topk).",
+            Recipe(Threshold(), OkTopk()),
+        ),
+        "dgc": NamedRecipe(
+            "The threshold of a sample, gathered by all ranks, with momentum correction and factor masking (DGC).",
+            Recipe(Dgc(), TopkA(), MomentumResidual()),
+        ),
+        "randomk": NamedRecipe(
+            "k random entries, the same on all ranks: the simplest baseline.",
+            Recipe(Random(), TopkA()),
+        ),
+        "spardl": NamedRecipe(
+            "Exact top-k, reduced block by block in log P rounds (SparDL).",
+            Recipe(Exact(), SparDL()),
+        ),
+        "onebit": NamedRecipe(
+            "A moving window of consecutive entries, one bit each, added by the owners of its regions.",
+            Recipe(Window(), TopkDsa(codec=Codec(values="bit"))),
+        ),
+        "sparseloco": NamedRecipe(
+            "Top-k of each chunk of 4,096 entries, two bits each, gathered by all ranks (SparseLoCo, for updates).",
+            Recipe(Chunks(), TopkA(codec=Codec(values="twobit"))),
+        ),
+    },
+)
+"""All recipes by name. A new one is a row here."""
 
 OWN = "own"  # the recipe's own code
 TORCH_NAMES = {"bfloat16": "bf16", "float16": "fp16"}  # of value codes
-
-RECIPES: Registry[type[Recipe]] = Registry(
-    "recipe",
-    {
-        "dense": DenseRecipe,
-        "topka": TopkARecipe,
-        "topkdsa": TopkDsaRecipe,
-        "gtopk": GTopkRecipe,
-        "gaussiank": GaussianKRecipe,
-        "oktopk": OkTopkRecipe,
-        "dgc": DgcRecipe,
-        "randomk": RandomKRecipe,
-        "spardl": SparDLRecipe,
-        "onebit": OneBitRecipe,
-        "sparseloco": SparseLoCoRecipe,
-    },
-)
 
 
 def recipe(name: str, *, values: str = OWN, indices: str = OWN) -> Recipe:
@@ -153,8 +109,7 @@ def recipe(name: str, *, values: str = OWN, indices: str = OWN) -> Recipe:
     error. `indices` is one of auto, plain, blocks, gaps, bitmap. With `own` a recipe has its own: all are exact and
     auto, except that onebit sends values as bit and sparseloco as twobit.
     """
-    entry: Any = RECIPES[name]
-    made: Recipe = entry()
+    made = RECIPES[name]()
     own = made.reducer.codec
     codec = Codec(
         own.values if values == OWN else TORCH_NAMES.get(values, values), own.indices if indices == OWN else indices

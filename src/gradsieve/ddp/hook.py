@@ -8,8 +8,10 @@
 No `from __future__ import annotations` here: DDP reads the hook's annotations and must find types, not texts.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +21,7 @@ from torch._C._distributed_c10d import GradBucket
 from gradsieve.engine import Engine, Step
 from gradsieve.engine.replicas import compare_replicas
 from gradsieve.engine.scaling import Scaler, scale_of
-from gradsieve.errors import ExchangeError, GradsieveError, PeerLostError
+from gradsieve.errors import ExchangeError, GradsieveError, PeerLostError, ReplicaError
 from gradsieve.sieve import Sieve
 
 NO_GRAPH_TASK = -1  # what autograd says outside of a backward pass
@@ -157,32 +159,32 @@ class Pass:
     def _start(self) -> None:
         first, self._first = self._first, None
         if first is not None:
-            self._feed.worker.submit(lambda: self._run(first))
+            # Parameters stay as they are until the pass ends, since the optimizer waits for it.
+            self._feed.worker.submit(first, self._failed_at(None))
         for index in self._step.ready() if self._error is None else ():
-            self._feed.worker.submit(lambda index=index: self._exchange(index))  # type: ignore[misc]
+            self._feed.worker.submit(partial(self._exchange, index), self._failed_at(index))
 
-    def _run(self, first: Callable[[], None]) -> None:
-        """On the worker's thread. Parameters stay as they are until the pass ends, since the optimizer waits for it."""
-        try:
-            first()
-        except PeerLostError as error:
-            self.fail(placed(error, self._feed.engine, None))
-        except BaseException as error:
-            self.fail(error)
+    def _failed_at(self, index: int | None) -> Callable[[BaseException], None]:
+        def failed(error: BaseException) -> None:
+            described = error
+            try:
+                described = located(error, self._feed.engine, index)
+            finally:  # the end of the pass waits for this, whatever an error's text does
+                self.fail(described)
+
+        return failed
 
     def _exchange(self, index: int) -> None:
         """On the worker's thread."""
         last = index == len(self._feed.engine.groups) - 1
-        try:
-            if self._error is None:
-                self._step.exchange(index)
-            if self._error is None and last:
-                self._step.finish()
-        except BaseException as error:
-            self.fail(placed(error, self._feed.engine, index))
+        if self._error is None:
+            self._step.exchange(index)
+        if self._error is None and last:
+            self._step.finish()
         self._release(index, finished=last)
         if last and self._error is None:
-            self._feed.sieve.report()  # nobody waits for it: the next step's gradients come much later
+            # No one waits for it: the next step's gradients come much later. Its errors are no longer this pass's.
+            self._feed.worker.submit(self._feed.sieve.report)
 
     def _release(self, index: int | None, finished: bool = False) -> None:
         """Resolve the futures of buckets that wait for nothing any more; all of them if something went wrong."""
@@ -204,18 +206,22 @@ def exchange_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
     return feed.take(bucket)
 
 
-def placed(error: BaseException, engine: Engine, index: int | None) -> BaseException:
+def located(error: BaseException, engine: Engine, index: int | None) -> BaseException:
     """The same kind of error, saying where it happened; without a group, when all parameters were compared."""
-    text = f"rank {engine.comm.rank}: step {engine.steps_done}, {_place(engine, index)} failed: {error}"
-    kind = type(error) if isinstance(error, GradsieveError) else ExchangeError
-    placed = kind(text)
-    if isinstance(error, PeerLostError) and isinstance(placed, PeerLostError):
-        placed.peer, placed.phase, placed.group = error.peer, error.phase, index
-    placed.__cause__ = error
-    return placed
+    if index is None and isinstance(error, ReplicaError):
+        return error  # it says so itself
+    text = f"rank {engine.comm.rank}: step {engine.steps_done}, {_where(engine, index)} failed: {error}"
+    located: GradsieveError = ExchangeError(text)
+    if isinstance(error, GradsieveError):
+        with contextlib.suppress(TypeError):  # a type of someone else's may have another constructor
+            located = type(error)(text)
+    if isinstance(error, PeerLostError) and isinstance(located, PeerLostError):
+        located.peer, located.phase, located.group = error.peer, error.phase, index
+    located.__cause__ = error
+    return located
 
 
-def _place(engine: Engine, index: int | None) -> str:
+def _where(engine: Engine, index: int | None) -> str:
     if index is None:
         return "all parameters: their comparison"
     names = engine.groups[index].names

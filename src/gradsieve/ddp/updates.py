@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from gradsieve.ddp.hook import NO_GRAPH_TASK, placed
+from gradsieve.ddp.hook import NO_GRAPH_TASK, located
 from gradsieve.engine.replicas import compare_replicas
 from gradsieve.updates import UpdateEngine, UpdateSieve
 
@@ -65,7 +65,7 @@ class UpdateFeed:
             self._compare(joined)
             engine.exchange_all(joined=joined)
         except BaseException as error:
-            raise placed(error, engine, engine.current) from error
+            raise located(error, engine, engine.current) from error
         self.sieve.report()
 
     def _compare(self, joined: bool) -> None:

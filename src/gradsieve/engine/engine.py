@@ -20,7 +20,7 @@ from gradsieve.engine.schedules import Schedule
 from gradsieve.errors import InputError
 from gradsieve.kernels import kernels
 from gradsieve.pipeline import Exchanged, Pipeline, PipelineState, entries_to_keep
-from gradsieve.recipes import DenseRecipe, Recipe
+from gradsieve.recipes import RECIPES, Recipe
 from gradsieve.reducers.dense import Dense
 from gradsieve.selectors import Everything
 from gradsieve.stats import Stats
@@ -62,7 +62,7 @@ class Engine:
         # The same feedback, so that a dense step delivers what is owed as well.
         everything = Recipe(Everything(), Dense(), settings.recipe.feedback)
         self._whole = Pipeline(timed(everything, self.clock), comm)
-        self._dense = Pipeline(timed(DenseRecipe(), self.clock), comm)
+        self._dense = Pipeline(timed(RECIPES["dense"](), self.clock), comm)
         self.states = [self._pipeline(group, 1.0).init(_blank(group)) for group in self.groups]
         self.places = {
             slot.name: (index, number)

@@ -10,56 +10,78 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from gradsieve.errors import GradsieveError
+from gradsieve.errors import ExchangeError, GradsieveError
 
 T = TypeVar("T")
-Job = Callable[[], None]
+Failed = Callable[[BaseException], None]
 STOP_SECONDS = 5.0
 
 
+class Job(NamedTuple):
+    """Something to do, and whom to tell if it fails."""
+
+    work: Callable[[], None]
+    failed: Failed
+
+
 class Worker:
-    """One thread and its queue of jobs. It ends with `close`, or with the process."""
+    """One thread and its queue of jobs. It ends with `close`, or with the process.
+
+    A job that raises does not end the thread. Its error goes to `failed`, if the job was given one, and else to the
+    next call of `submit` or `call`.
+    """
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._errors: SimpleQueue[BaseException] = SimpleQueue()  # that no call has raised yet
         # A daemon: a peer that does not answer must not keep this process from ending.
-        self._thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        self._thread = threading.Thread(target=_work, args=(self._jobs, self._errors), name=name, daemon=True)
         self._thread.start()
         self.closed = False
 
-    def submit(self, job: Job) -> None:
-        """Have a job done after those before it. It must see to its own errors."""
+    def submit(self, work: Callable[[], None], failed: Failed | None = None) -> None:
+        """Run `work` on the thread after all jobs before it; `failed` is told of its error, on that thread."""
         if self.closed:
             raise GradsieveError("this sieve has been closed: it exchanges nothing any more")
-        self._jobs.put(job)
+        self._raise_kept()
+        self._jobs.put(Job(work, failed or self._errors.put))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Have something done by the thread and wait for what comes of it."""
+        """Run `work` on the thread, wait for it, and return or raise what it does."""
         result: Future[T] = Future()
-
-        def job() -> None:
-            try:
-                result.set_result(work())
-            except BaseException as error:
-                result.set_exception(error)
-
-        self.submit(job)
+        self.submit(lambda: result.set_result(work()), result.set_exception)
         return result.result()
 
     def close(self) -> None:
-        """End the thread after the jobs it has; once it waits for a peer, it is left to itself."""
+        """End the thread after the jobs it has; a thread that waits for a peer is left to itself."""
         if not self.closed:
             self.closed = True
             self._jobs.put(None)
             self._thread.join(STOP_SECONDS)
 
+    def _raise_kept(self) -> None:
+        if not self._errors.empty():
+            error = self._errors.get()
+            raise ExchangeError(f"the exchanging thread failed before this call: {error!r}") from error
 
-def _work(jobs: SimpleQueue[Job | None]) -> None:
+
+def _work(jobs: SimpleQueue[Job | None], errors: SimpleQueue[BaseException]) -> None:
     with torch.no_grad():
         while (job := jobs.get()) is not None:
-            job()
+            try:
+                job.work()
+            except BaseException as error:
+                _tell(job.failed, error, errors)
             del job  # or the last step's gradients would be held until the next one
+
+
+def _tell(failed: Failed, error: BaseException, errors: SimpleQueue[BaseException]) -> None:
+    try:
+        failed(error)
+    except BaseException as another:
+        another.__context__ = error
+        errors.put(another)

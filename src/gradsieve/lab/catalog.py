@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from gradsieve.recipes import RECIPES
+from gradsieve.recipes import RECIPES, NamedRecipe
 from gradsieve.reducers import REDUCERS
 from gradsieve.selectors import SELECTORS
 
@@ -18,10 +18,15 @@ Entry = dict[str, Any]
 def catalog() -> dict[str, list[Entry]]:
     """All entries of all registries."""
     return {
-        "recipes": [_entry(name, made) for name, made in RECIPES.items()],
+        "recipes": [_recipe(name, row) for name, row in RECIPES.items()],
         "selectors": [_entry(name, made) for name, made in SELECTORS.items()],
         "reducers": [{**_entry(name, made), "conserving": made.conserving} for name, made in REDUCERS.items()],
     }
+
+
+def _recipe(name: str, row: NamedRecipe) -> Entry:
+    parts = {field.name: _plain(getattr(row.made, field.name)) for field in dataclasses.fields(row.made)}
+    return {"name": name, "description": row.description, "settings": parts}
 
 
 def _entry(name: str, made: type[Any]) -> Entry:

@@ -15,8 +15,8 @@ from gradsieve.engine import Engine, Settings, Step, handshake
 from gradsieve.engine.groups import Group, cut_into_groups
 from gradsieve.engine.rules import Rules
 from gradsieve.engine.schedules import Schedule, as_schedule
+from gradsieve.engine.start import START, begin_alike
 from gradsieve.errors import InputError
-from gradsieve.optim.replicas import START, begin_alike
 from gradsieve.recipes import Recipe
 from gradsieve.sieve import Sieve
 from gradsieve.stats.sinks import Sink

@@ -22,7 +22,7 @@ from gradsieve.errors import InputError
 from gradsieve.optim.exchange import Exchange, Options, check_dense, flat, take_state_from
 from gradsieve.optim.named import Named, named_parameters
 from gradsieve.optim.wrapper import DistributedOptimizer
-from gradsieve.recipes import GaussianKRecipe, GTopkRecipe, OkTopkRecipe, Recipe
+from gradsieve.recipes import RECIPES, Recipe
 from gradsieve.sieve import Sieve
 
 
@@ -50,7 +50,7 @@ class OkTopkSGD(Optimizer):
         named = named_parameters(parameters)
         super().__init__(list(named.values()), {"lr": lr, "weight_decay": weight_decay})
         self._names = {parameter: name for name, parameter in named.items()}
-        self._exchange = Exchange(named, OkTopkRecipe(), density, options)
+        self._exchange = Exchange(named, RECIPES["oktopk"](), density, options)
 
     @property
     def sieve(self) -> Sieve:
@@ -119,10 +119,10 @@ class _MomentumSGD(DistributedOptimizer):
 class GTopkSGD(_MomentumSGD):
     """gTop-k S-SGD: momentum SGD on the mean of the k largest sums that come out of a tree."""
 
-    recipe = GTopkRecipe()
+    recipe = RECIPES["gtopk"]()
 
 
 class GaussianKSGD(_MomentumSGD):
     """GaussianK-SGD: momentum SGD on the mean of what each rank picked by a threshold from mean and deviation."""
 
-    recipe = GaussianKRecipe()
+    recipe = RECIPES["gaussiank"]()

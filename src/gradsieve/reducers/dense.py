@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradsieve.comm import Comm
+from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
 from gradsieve.vector import SparseVector
 from gradsieve.wire.channel import phase
@@ -24,3 +25,8 @@ class Dense(StatelessReducer):
         with phase("all_reduce"):
             total = SparseVector.full(comm.all_reduce(values))
         return Reduced(total, SparseVector.empty(local.numel, local.values)), state
+
+    def cost(self, size: int, k: int, numel: int) -> Cost:
+        """Reduce-scatter and all-gather of everything."""
+        words = 2 * numel * (size - 1) / size
+        return Cost(2 * (size - 1), words, words)

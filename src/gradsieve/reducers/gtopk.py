@@ -11,30 +11,13 @@ Cost: up to 2 ceil(log2 P) messages and 4k ceil(log2 P) words at the root, 2k ea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from gradsieve.comm import Comm
+from gradsieve.comm.tree import node, num_rounds
+from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
 from gradsieve.vector import SparseVector, add
 from gradsieve.wire import Channel
-
-
-class Place(NamedTuple):
-    """A rank's place in the binomial tree rooted at 0."""
-
-    parent: int | None
-    children: tuple[int, ...]  # in the order they are merged
-
-
-def place(rank: int, size: int) -> Place:
-    """Rank r hangs below r minus its lowest set bit; its children are r + 1, r + 2, r + 4, ... below that bit."""
-    children = []
-    distance = 1
-    while rank % (2 * distance) == 0 and distance < size:
-        if rank + distance < size:
-            children.append(rank + distance)
-        distance *= 2
-    return Place(None if rank == 0 else rank - distance, tuple(children))
 
 
 @dataclass(frozen=True)
@@ -47,10 +30,14 @@ class GTopk(StatelessReducer):
         total, cut = tree_top(local, k, channel)  # 1, 2
         return Reduced(total, cut), state  # 3
 
+    def cost(self, size: int, k: int, numel: int) -> Cost:
+        """The root hears from a child in every round; every other rank from fewer children, and its parent."""
+        return tree_cost(size, k, numel)
+
 
 def tree_top(local: SparseVector, k: int, channel: Channel) -> tuple[SparseVector, SparseVector]:
     """The k entries that come out of the tree, and what this rank cut off on the way."""
-    parent, children = place(channel.comm.rank, channel.comm.size)
+    parent, children = node(channel.comm.rank, channel.comm.size)
     current, cut = local, [SparseVector.empty(local.numel, local.values)]
     for child in children:
         current, dropped = add([current, channel.receive(child)]).top(k)
@@ -62,3 +49,9 @@ def tree_top(local: SparseVector, k: int, channel: Channel) -> tuple[SparseVecto
         channel.send(current, parent)
     total = channel.pass_down(current, parent, children[::-1])
     return total, add([*cut, channel.leftover()])
+
+
+def tree_cost(size: int, k: int, numel: int) -> Cost:
+    """Of the root, which receives most."""
+    words = min(2 * k, numel) * num_rounds(size)
+    return Cost(num_rounds(size), words, words)

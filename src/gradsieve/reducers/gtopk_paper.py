@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradsieve.comm import Comm
-from gradsieve.reducers.gtopk import tree_top
+from gradsieve.reducers.cost import Cost
+from gradsieve.reducers.gtopk import tree_cost, tree_top
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
 from gradsieve.vector import SparseVector
 from gradsieve.wire import Channel
@@ -26,3 +27,7 @@ class GTopkPaper(StatelessReducer):
         """See `Reducer.reduce`."""
         total, _ = tree_top(local, k, Channel(comm, local, k, self.codec))
         return Reduced(total, local.without(total)), state
+
+    def cost(self, size: int, k: int, numel: int) -> Cost:
+        """As `GTopk`."""
+        return tree_cost(size, k, numel)

@@ -36,6 +36,7 @@ import torch
 from gradsieve.comm import Comm
 from gradsieve.errors import InputError
 from gradsieve.kernels import kernels
+from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import Reduced, Reducer, equal_bounds
 from gradsieve.reducers.quantiles import Array, Spread, Summary, point_ranks
 from gradsieve.vector import SparseVector, Sum, add
@@ -108,6 +109,23 @@ class OkTopk(Reducer[OkTopkState]):
     def rescaled(self, state: OkTopkState, factor: float) -> OkTopkState:
         """See `Reducer.rescaled`."""
         return state._replace(threshold=state.threshold * factor)
+
+    def cost(self, size: int, k: int, numel: int) -> Cost:
+        """A balanced share of every rank's entries, then about k sums.
+
+        6k(P-1)/P bounds the words while regions and threshold fit. The limit also holds when the gradient has just
+        changed altogether: then one region may get all entries, and all sums may reach the threshold, at the owners
+        and balanced.
+        """
+        share = (size - 1) / size
+        sums = min(2 * k * size, numel)
+        regions, threshold = 2 + 2 * self.points_per_region * size, 2 * (2 + self.threshold_points)
+        return Cost(
+            6 * (size - 1),
+            4 * k * share,
+            min(2 * k, numel) * (size - 1) + 2 * sums,
+            (size - 1) * (regions + threshold + 2),
+        )
 
     def _balanced_bounds(self, local: SparseVector, channel: Channel) -> tuple[int, ...]:
         """Regions that receive equal shares of all ranks' entries, as far as the gathered points tell."""

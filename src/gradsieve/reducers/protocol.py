@@ -14,6 +14,7 @@ import torch
 
 from gradsieve.comm import Comm
 from gradsieve.errors import InputError, MismatchError
+from gradsieve.reducers.cost import Cost
 from gradsieve.vector import SparseVector
 from gradsieve.wire import Codec
 
@@ -60,6 +61,10 @@ class Reducer(ABC, Generic[S]):
     def reduce(self, local: SparseVector, k: int, state: S, comm: Comm) -> tuple[Reduced, S]:
         """The algorithm."""
 
+    @abstractmethod
+    def cost(self, size: int, k: int, numel: int) -> Cost:
+        """What one rank receives per step at most, for `size` ranks that each send k of `numel` entries."""
+
     def rescaled(self, state: S, factor: float) -> S:
         """The state for gradients `factor` times as large as they were, as after a change of the loss scale."""
         return state
@@ -92,6 +97,10 @@ class WrappedReducer(Reducer[Any]):
     def rescaled(self, state: Any, factor: float) -> Any:
         """See `Reducer.rescaled`."""
         return self.inner.rescaled(state, factor)
+
+    def cost(self, size: int, k: int, numel: int) -> Cost:
+        """See `Reducer.cost`."""
+        return self.inner.cost(size, k, numel)
 
     def with_codec(self, codec: Codec) -> WrappedReducer:
         """See `Reducer.with_codec`: the reducer inside is the one that packs."""

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradsieve.comm import Comm
+from gradsieve.comm.tree import num_rounds
+from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer, equal_bounds
 from gradsieve.vector import SparseVector, add
 from gradsieve.wire import Channel
@@ -32,6 +34,12 @@ class SparDL(StatelessReducer):
             blocks.pass_on(distance)
         total = blocks.collected()  # 3
         return Reduced(total, add([*blocks.cut, channel.leftover()])), state  # 4
+
+    def cost(self, size: int, k: int, numel: int) -> Cost:
+        """P-1 blocks of ceil(k/P) entries to be summed, and as many summed ones."""
+        words = 4 * -(-k // size) * (size - 1)
+        blocks = size - 1  # gathered, each with its size in front
+        return Cost(2 * num_rounds(size), words, words, control_words=2 * blocks, handed_on=blocks)
 
 
 class _Blocks:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradsieve.comm import Comm
+from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
 from gradsieve.vector import SparseVector, add
 from gradsieve.wire import Channel
@@ -26,3 +27,8 @@ class TopkA(StatelessReducer):
         gathered = channel.gather(local)  # 1
         total = add(gathered.vectors)  # 2
         return Reduced(total, channel.leftover()), state
+
+    def cost(self, size: int, k: int, numel: int) -> Cost:
+        """Every rank's entries, from every rank; dense where that is smaller."""
+        words = min(2 * k, numel) * (size - 1)
+        return Cost(size - 1, words, words)

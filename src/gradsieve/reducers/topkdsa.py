@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gradsieve.comm import Comm
+from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer, equal_bounds
 from gradsieve.vector import SparseVector, add
 from gradsieve.wire import Channel
@@ -36,3 +37,13 @@ class TopkDsa(StatelessReducer):
         kept = scattered.rounding_errors  # 4
         kept[comm.rank] = channel.leftover()
         return Reduced(SparseVector.concatenate(gathered.vectors), SparseVector.concatenate(kept)), state
+
+    def cost(self, size: int, k: int, numel: int) -> Cost:
+        """A share of every rank's entries, then every owner's sums; the limit has all entries in one region.
+
+        For runs see `run_words`.
+        """
+        width = -(-numel // size)
+        sums = min(2 * k * size, numel)
+        words = min(2 * k, numel) * (size - 1) / size + sums * (size - 1) / size
+        return Cost(2 * (size - 1), words, min(2 * k, width) * (size - 1) + min(sums, width * (size - 1)))

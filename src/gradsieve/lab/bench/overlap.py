@@ -33,6 +33,7 @@ from gradsieve.lab.machine import require_memory
 from gradsieve.lab.models.vgg import Vgg16, VggShape
 from gradsieve.lab.workers import Worker, threads_per_worker
 from gradsieve.recipes import Recipe, recipe
+from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
 from gradsieve.selectors.threshold import Threshold
 from gradsieve.sieve import Sieve
@@ -84,6 +85,10 @@ class NothingSent(StatelessReducer):
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
         """See `Reducer.reduce`."""
         return Reduced(local, SparseVector.empty(local.numel, local.values)), state
+
+    def cost(self, size: int, k: int, numel: int) -> Cost:
+        """See `Reducer.cost`."""
+        return Cost(0, 0, 0)
 
 
 class Measured(NamedTuple):

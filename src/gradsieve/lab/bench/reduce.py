@@ -39,6 +39,7 @@ from gradsieve.lab.peers import PEERS
 from gradsieve.lab.workers import TIMEOUT_SECONDS, Worker, threads_per_worker
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import OWN, RECIPES, Recipe, recipe
+from gradsieve.reducers.dense import Dense
 from gradsieve.vector.pieces import Pieces
 
 DENSE_WARMUP_STEPS = 2
@@ -103,7 +104,7 @@ class RecipeContender:
     def __init__(self, chosen: Recipe, grad: Tensor, k: int, meter: Meter) -> None:
         self.k = k
         self._meter = meter
-        self.warmup_steps = DENSE_WARMUP_STEPS if isinstance(chosen, RECIPES["dense"]) else RESIDUAL_WARMUP_STEPS
+        self.warmup_steps = DENSE_WARMUP_STEPS if isinstance(chosen.reducer, Dense) else RESIDUAL_WARMUP_STEPS
         self._grad = grad
         self._comm = CountingComm(TorchComm(timeout_seconds=TIMEOUT_SECONDS))
         self._pipeline = Pipeline(chosen, self._comm)

@@ -11,7 +11,7 @@ from gradsieve.errors import InputError, UnknownNameError
 from gradsieve.lab.models import MODELS, Architecture
 from gradsieve.lab.workloads.optimizer import OptimizerSetting
 from gradsieve.lab.workloads.schedule import RateSchedule, Steps
-from gradsieve.recipes import OkTopkRecipe, Recipe, recipe
+from gradsieve.recipes import Recipe, recipe
 from gradsieve.reducers.oktopk import OkTopk
 from gradsieve.registry import Registry
 from gradsieve.selectors.threshold import Threshold
@@ -43,7 +43,7 @@ class Sieve:
         """The recipe with these periods."""
         if self.recipe != "oktopk":
             return recipe(self.recipe)
-        return OkTopkRecipe(Threshold(self.threshold_every), OkTopk(repartition_every=self.repartition_every))
+        return Recipe(Threshold(self.threshold_every), OkTopk(repartition_every=self.repartition_every))
 
 
 @dataclass(frozen=True)

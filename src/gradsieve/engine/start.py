@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradsieve.comm import Comm
+from gradsieve.comm.tree import node
 from gradsieve.engine import handshake
-from gradsieve.reducers.gtopk import place
 
 START = ("broadcast", "check", "trust")
 
@@ -26,7 +26,7 @@ def begin_alike(parameters: Mapping[str, Tensor], start: str, comm: Comm) -> Non
 
 def _take_on_(parameter: Tensor, comm: Comm) -> None:
     """Down a tree from rank 0: nobody sends more than log P times."""
-    parent, children = place(comm.rank, comm.size)
+    parent, children = node(comm.rank, comm.size)
     # The shape's order of entries, not that of memory, which ranks need not have in common.
     values = parameter.detach().reshape(-1).contiguous().view(torch.uint8)
     if parent is not None:

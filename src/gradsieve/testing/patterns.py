@@ -1,4 +1,4 @@
-"""What the ranks pick, in all the ways that have broken sparse reductions."""
+"""Vectors that the ranks send, in all the ways that have broken sparse reductions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradsieve import SparseVector
+from gradsieve.vector import SparseVector
 
 SIZES = range(1, 9)
 
@@ -21,9 +21,11 @@ class Case(NamedTuple):
 
     @property
     def numel(self) -> int:
+        """Entries of the vector."""
         return self.locals[0].numel()
 
     def local(self, rank: int) -> SparseVector:
+        """The vector that a rank sends."""
         if self.window is None:
             return sparse(self.locals[rank])
         return SparseVector.run(self.locals[rank][slice(*self.window)].clone(), self.window[0], self.numel)
@@ -35,7 +37,7 @@ def sparse(dense: Tensor) -> SparseVector:
     return SparseVector(indices, dense[indices], dense.numel())
 
 
-def place(numel: int, indices: Tensor, generator: torch.Generator) -> Tensor:
+def scattered(numel: int, indices: Tensor, generator: torch.Generator) -> Tensor:
     """Non-zero whole numbers at some indices: sums of them are exact."""
     dense = torch.zeros(numel, dtype=torch.float64)
     values = torch.randint(1, 9, indices.shape, generator=generator)
@@ -47,16 +49,16 @@ def place(numel: int, indices: Tensor, generator: torch.Generator) -> Tensor:
 def disjoint(size: int, generator: torch.Generator) -> Case:
     numel, k = 40 * size, 10
     order = torch.randperm(numel, generator=generator)
-    return Case([place(numel, order[r * k : (r + 1) * k], generator) for r in range(size)], k)
+    return Case([scattered(numel, order[r * k : (r + 1) * k], generator) for r in range(size)], k)
 
 
 def identical(size: int, generator: torch.Generator) -> Case:
-    one = place(200, torch.randperm(200, generator=generator)[:20], generator)
+    one = scattered(200, torch.randperm(200, generator=generator)[:20], generator)
     return Case([one.clone() for _ in range(size)], 20)
 
 
 def overlapping(size: int, generator: torch.Generator) -> Case:
-    return Case([place(60, torch.randperm(60, generator=generator)[:15], generator) for _ in range(size)], 15)
+    return Case([scattered(60, torch.randperm(60, generator=generator)[:15], generator) for _ in range(size)], 15)
 
 
 def one_rank_empty(size: int, generator: torch.Generator) -> Case:
@@ -71,7 +73,9 @@ def all_empty(size: int, generator: torch.Generator) -> Case:
 
 def one_region(size: int, generator: torch.Generator) -> Case:
     numel, k = 1000, 12
-    return Case([place(numel, 970 + torch.randperm(30, generator=generator)[:k], generator) for _ in range(size)], k)
+    return Case(
+        [scattered(numel, 970 + torch.randperm(30, generator=generator)[:k], generator) for _ in range(size)], k
+    )
 
 
 def ties(size: int, generator: torch.Generator) -> Case:
@@ -84,19 +88,21 @@ def everything(size: int, generator: torch.Generator) -> Case:
 
 
 def cancelling(size: int, generator: torch.Generator) -> Case:
-    one = place(40, torch.arange(40), generator)
+    one = scattered(40, torch.arange(40), generator)
     return Case([one * (1 if rank % 2 else -1) for rank in range(size)], 40)
 
 
 def fewer_entries_than_ranks(size: int, generator: torch.Generator) -> Case:
-    return Case([place(3, torch.randint(0, 3, (1,), generator=generator), generator) for _ in range(size)], 1)
+    return Case([scattered(3, torch.randint(0, 3, (1,), generator=generator), generator) for _ in range(size)], 1)
 
 
 def ranks_far_apart(size: int, generator: torch.Generator) -> Case:
-    """Most ranks pick at the front, the last one at the back."""
+    """Most ranks have entries at the front, the last one at the back."""
     numel, k = 2000, 16
     starts = [0] * (size - 1) + [numel - 100]
-    return Case([place(numel, start + torch.randperm(100, generator=generator)[:k], generator) for start in starts], k)
+    return Case(
+        [scattered(numel, start + torch.randperm(100, generator=generator)[:k], generator) for start in starts], k
+    )
 
 
 PATTERNS = {
