@@ -76,3 +76,13 @@ def test_hf_trainer_resumes_exactly(tmp_path: Path) -> None:
     resumed = launch("hf_trainer.py", "--folder", str(tmp_path), "--resume-from", str(tmp_path / "checkpoint-40"))
     check(resumed, 20, below=4.5)
     assert resumed[0]["parameters"] == whole[0]["parameters"]
+
+
+def test_an_algorithm_of_ones_own_keeps_the_laws_and_trains() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(ROOT / "examples" / "new_reducer.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "keeps the laws" in done.stdout
+    assert float(done.stdout.split("-> ")[1].split()[0]) < 1e-3
+    assert len((ROOT / "examples" / "new_reducer.py").read_text().splitlines()) < 80
