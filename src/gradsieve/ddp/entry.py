@@ -66,6 +66,8 @@ def attach(
     Args:
         model: The wrapped model.
         recipe: What to send and how to sum it; `"onebit"` for updates and `"oktopk"` for gradients if not given.
+            With `"onebit"`, updates of Adam have one step size per message, those of other optimizers one per 1,024
+            entries.
         density: Fraction of entries to send per step, or a schedule of it. Updates have a default, 0.5.
         optimizer: The optimizer that trains this model; given, updates are exchanged.
         local_steps: Optimizer steps from exchange to exchange; 1 if not given. Updates only.
@@ -99,7 +101,7 @@ def attach(
         parameters, the_rules, group_mb, None if optimizer is None else rates(optimizer, parameters)
     )
     unused = bool(model.find_unused_parameters or model.static_graph)
-    chosen, schedule = chosen_exchange(recipe, density, updates=optimizer is not None)
+    chosen, schedule = chosen_exchange(recipe, density, optimizer)
     settings = Settings(chosen, schedule, local_clip_norm, check_replicas_every, unused)
     the_outer = _outer(optimizer, local_steps, outer)
     if optimizer is not None:

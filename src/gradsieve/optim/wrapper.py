@@ -57,7 +57,7 @@ class DistributedOptimizer(Optimizer):
         self._counted: bool | None = None  # what `exchange` said, until `step` has used it
         self._updates: UpdateExchange | None = None
         _check_exchange(exchange, local_steps, outer, scaler)
-        chosen, schedule = chosen_exchange(recipe, density, updates=exchange == "updates")
+        chosen, schedule = chosen_exchange(recipe, density, optimizer if exchange == "updates" else None)
         if exchange == "updates":
             the_outer = (outer or Outer()).every(local_steps)
             self._updates = UpdateExchange(

@@ -1,6 +1,9 @@
-"""What is exchanged if a user does not say: recipe and density, for gradients and for updates."""
+"""Recipe and density where the user does not choose, for gradients and for updates."""
 
 from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
 
 from gradsieve.engine.schedules import Schedule, as_schedule
 from gradsieve.errors import InputError
@@ -10,18 +13,33 @@ from gradsieve.recipes import recipe as named_recipe
 DEFAULT_RECIPE = "oktopk"
 DEFAULT_UPDATE_RECIPE = "onebit"
 DEFAULT_UPDATE_DENSITY = 0.5  # 64 times fewer bytes than dense; lower loses learning (docs/optimizers.md)
+EVEN = (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
+"""Optimizers whose updates have about the size of the learning rate in every layer; `AdamW` is an `Adam`."""
 
 
 def chosen_exchange(
-    recipe: str | Recipe | None, density: float | Schedule | None, *, updates: bool
+    recipe: str | Recipe | None, density: float | Schedule | None, optimizer: Optimizer | None
 ) -> tuple[Recipe, Schedule]:
-    """Recipe and schedule, with the defaults of what is exchanged."""
-    name = recipe or (DEFAULT_UPDATE_RECIPE if updates else DEFAULT_RECIPE)
+    """Recipe and schedule: as given, or the defaults for gradients (no optimizer) or for the optimizer's updates."""
+    name = recipe or (DEFAULT_RECIPE if optimizer is None else DEFAULT_UPDATE_RECIPE)
     if density is None:
-        if not updates or name != DEFAULT_UPDATE_RECIPE:
+        if optimizer is None or name != DEFAULT_UPDATE_RECIPE:
             raise InputError(
                 f"density must be given with recipe {name if isinstance(name, str) else type(name).__name__}, as in "
                 "attach(model, density=0.01); attach(model, optimizer=optimizer) exchanges updates and has a default"
             )
         density = DEFAULT_UPDATE_DENSITY
-    return name if isinstance(name, Recipe) else named_recipe(name), as_schedule(density)
+    if isinstance(name, Recipe):
+        return name, as_schedule(density)
+    if optimizer is not None and name == DEFAULT_UPDATE_RECIPE:
+        return named_recipe(name, values=sign_code(optimizer)), as_schedule(density)
+    return named_recipe(name), as_schedule(density)
+
+
+def sign_code(optimizer: Optimizer) -> str:
+    """The value code of one bit per update that suits an optimizer.
+
+    One step size per message (`bit`) if its updates are equally large in all layers. One per 1,024 entries (`sign`) if
+    they are not, as SGD's, or if that is not known.
+    """
+    return "bit" if isinstance(optimizer, EVEN) else "sign"
