@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -12,12 +12,20 @@ from gradsieve.recipes import Recipe
 from gradsieve.vector.pieces import Pieces
 
 
+class State(Protocol):
+    """A named tuple: printable, comparable, saved field by field."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+    def _replace(self, **changes: Any) -> Any: ...
+
+
 class PipelineState(NamedTuple):
     """What one group of gradients remembers between steps."""
 
-    feedback: Any
-    selector: Any
-    reducer: Any
+    feedback: State
+    selector: State
+    reducer: State
 
 
 class Exchanged(NamedTuple):

@@ -16,7 +16,7 @@ from gradsieve.feedback import NoFeedback, Residual
 from gradsieve.pipeline import Exchanged, Pipeline, PipelineState, entries_to_keep
 from gradsieve.recipes import Recipe
 from gradsieve.selectors.window import Window
-from gradsieve.updates.combs import Comb, CombDrift, CombPieces, CombState, TakeTurns
+from gradsieve.updates.combs import Comb, CombDrift, CombPieces, CombState, TakeTurns, Turn
 from gradsieve.updates.drift import Drift
 from gradsieve.updates.outer import Outer
 from gradsieve.vector import SparseVector
@@ -42,7 +42,7 @@ class UpdateEngine(Engine):
         self.current: int | None = None  # group under way
         self.is_due = False  # whether an exchange is to come before the next forward pass; the same on all ranks
         # At least float32, as residuals are: small moves must not vanish in rounding.
-        like = [state.feedback.residual for state in self.states]
+        like = [self._residual(index) for index in range(len(self.groups))]
         self._shared = [torch.empty_like(vector) for vector in like]
         self.velocity = [torch.zeros_like(vector) for vector in like] if outer.momentum else []  # of the shared model
         self._moved = [] if outer.ahead else [torch.zeros_like(vector) for vector in like]  # since the last exchange
@@ -57,7 +57,8 @@ class UpdateEngine(Engine):
 
     def residual(self, name: str) -> Tensor:
         """A parameter's residual on this rank, flat; changing it changes what is exchanged next."""
-        return self._part([state.feedback.residual for state in self.states], name)
+        index, slot = self._slot(name)
+        return self._residual(index)[slot]
 
     def offset(self, name: str) -> Tensor:
         """The distance from a parameter's shared to its local value on this rank, flat."""
@@ -83,10 +84,18 @@ class UpdateEngine(Engine):
         self.local_steps_done += 1
         self.is_due = self.is_due or self.local_steps_done % self.outer.local_steps == 0
 
+    def _residual(self, index: int) -> Tensor:
+        return self.vectors(index)["residual"]
+
     def _part(self, vectors: Sequence[Tensor], name: str) -> Tensor:
+        index, slot = self._slot(name)
+        return vectors[index][slot]
+
+    def _slot(self, name: str) -> tuple[int, slice]:
+        """A parameter's group, and its part of the group's vector."""
         index, number = self.places[name]
         slot = self.groups[index].slots[number]
-        return vectors[index][slot.start : slot.stop]
+        return index, slice(slot.start, slot.stop)
 
     def exchange(self, index: int, grads: Sequence[Tensor], density: float | None, withhold: bool) -> Exchanged:
         """Exchange one group's residual. The gradients, if any are given, play no part."""
@@ -94,11 +103,12 @@ class UpdateEngine(Engine):
             self._pending = []
         group = self.groups[index]
         if self._moved:
-            self.states[index].feedback.residual.add_(self._moved[index])
+            self._residual(index).add_(self._moved[index])
             self._moved[index].zero_()
         pieces = SharedPieces([self._shared[index]])
         if isinstance(self.settings.recipe.feedback, CombDrift):
-            turn = self.states[index].selector.turn if group.sparse else 0
+            selector = self.states[index].selector
+            turn = selector.turn if isinstance(selector, Turn) else 0
             pieces.comb = Comb.of_turn(turn, density if group.sparse else None, self.comm.size)
             k = pieces.comb.numel(group.numel)
         else:
