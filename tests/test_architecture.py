@@ -39,7 +39,15 @@ FRAMEWORKS = {
     "integrations/lightning.py": {"lightning", "pytorch_lightning"},
     "integrations/transformers.py": {"transformers"},
 }
-LIBRARY = {"torch", "numpy", "numba", "llvmlite", "mpi4py", "gradsieve"}
+LIBRARY = {
+    "torch",
+    "numpy",
+    "numba",
+    "llvmlite",
+    "mpi4py",
+    "typing_extensions",
+    "gradsieve",
+}  # torch brings the last but one
 
 
 def part_of(path: Path) -> str:

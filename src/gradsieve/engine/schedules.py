@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from gradsieve.errors import InputError
 
 
@@ -36,8 +38,8 @@ class Constant(Schedule):
     def __str__(self) -> str:
         return repr(self) if self.dense_steps else f"{self.density:g}"
 
+    @override
     def sparse_density_at(self, step: int) -> float:
-        """See `Schedule`."""
         return self.density
 
 
@@ -58,8 +60,8 @@ class Steps(Schedule):
         _check_steps("every", self.every, 1)
         _check_steps("dense_steps", self.dense_steps, 0)
 
+    @override
     def sparse_density_at(self, step: int) -> float:
-        """See `Schedule`."""
         return self.densities[min(step // self.every, len(self.densities) - 1)]
 
 
@@ -78,8 +80,8 @@ class Exponential(Schedule):
         _check_steps("steps", self.steps, 1)
         _check_steps("dense_steps", self.dense_steps, 0)
 
+    @override
     def sparse_density_at(self, step: int) -> float:
-        """See `Schedule`."""
         if step >= self.steps:
             return self.end
         return float(self.start * (self.end / self.start) ** (step / self.steps))

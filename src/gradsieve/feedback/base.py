@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.kernels import Entries
 from gradsieve.vector import SparseVector
@@ -62,22 +63,22 @@ class WrappedFeedback(Feedback[Any]):
     def __repr__(self) -> str:
         return repr(self.inner)
 
+    @override
     def init(self, grad: Pieces) -> Any:
-        """See `Feedback.init`."""
         return self.inner.init(grad)
 
+    @override
     def accumulate(self, grad: Pieces, out: Pieces, state: Any, floor: float | None, expected: int) -> Accumulated:
-        """See `Feedback.accumulate`."""
         return self.inner.accumulate(grad, out, state, floor, expected)
 
+    @override
     def settle(self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: Any) -> Any:
-        """See `Feedback.settle`."""
         return self.inner.settle(accumulated, grad, local, leftover, state)
 
+    @override
     def vectors(self, state: Any) -> dict[str, Tensor]:
-        """See `Feedback.vectors`."""
         return self.inner.vectors(state)
 
+    @override
     def rescale_(self, state: Any, factor: float) -> None:
-        """See `Feedback.rescale_`."""
         self.inner.rescale_(state, factor)

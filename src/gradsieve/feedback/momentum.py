@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 from gradsieve.feedback.accumulating import check_like, wide_zeros
@@ -39,14 +40,14 @@ class MomentumResidual(Feedback[MomentumState]):
         if not 0 <= self.momentum < 1:
             raise InputError(f"momentum must be in [0, 1), got {self.momentum}")
 
+    @override
     def init(self, grad: Pieces) -> MomentumState:
-        """See `Feedback.init`."""
         return MomentumState(*wide_zeros(grad, 4))
 
+    @override
     def accumulate(
         self, grad: Pieces, out: Pieces, state: MomentumState, floor: float | None, expected: int
     ) -> Accumulated:
-        """See `Feedback.accumulate`."""
         check_like(grad, state.residual)
         for start, stop, values, _ in grad:
             torch.add(values, state.velocity[start:stop], alpha=self.momentum, out=state.spare_velocity[start:stop])
@@ -56,10 +57,10 @@ class MomentumResidual(Feedback[MomentumState]):
                 state.spare[piece.start : piece.stop] = 0
         return Accumulated(state.spare)
 
+    @override
     def settle(
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: MomentumState
     ) -> MomentumState:
-        """See `Feedback.settle`."""
         delivered = _delivered(local, leftover)  # before: a full vector that is sent lies in `accumulated` itself
         take_off_(accumulated, local, leftover)
         take_off_(state.spare_velocity, delivered, SparseVector.empty(local.numel, accumulated))
@@ -67,12 +68,12 @@ class MomentumResidual(Feedback[MomentumState]):
         keep_withheld_(grad, state.velocity, state.spare_velocity)
         return MomentumState(state.spare_velocity, accumulated, state.velocity, state.residual)
 
+    @override
     def vectors(self, state: MomentumState) -> dict[str, Tensor]:
-        """See `Feedback.vectors`."""
         return {"velocity": state.velocity, "residual": state.residual}
 
+    @override
     def rescale_(self, state: MomentumState, factor: float) -> None:
-        """See `Feedback.rescale_`."""
         state.velocity.mul_(factor)
         state.residual.mul_(factor)
 

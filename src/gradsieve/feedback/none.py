@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.feedback.accumulating import wide
 from gradsieve.feedback.base import Accumulated, Feedback
@@ -22,27 +23,28 @@ class NothingKept(NamedTuple):
 class NoFeedback(Feedback[NothingKept]):
     """What is not delivered is lost: for dense exchange, where that is nothing, and to show why feedback matters."""
 
+    @override
     def init(self, grad: Pieces) -> NothingKept:
-        """See `Feedback.init`."""
         return NothingKept()
 
+    @override
     def accumulate(
         self, grad: Pieces, out: Pieces, state: NothingKept, floor: float | None, expected: int
     ) -> Accumulated:
-        """See `Feedback.accumulate`."""
         if out.whole is None or out.dtype != wide(grad.dtype):
             return Accumulated(grad.copied_to(torch.empty(grad.numel, dtype=wide(grad.dtype), device=grad.device)))
         return Accumulated(out.whole if out is grad else grad.copied_to(out.whole))
 
+    @override
     def settle(
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: NothingKept
     ) -> NothingKept:
-        """See `Feedback.settle`."""
         return state
 
+    @override
     def vectors(self, state: NothingKept) -> dict[str, Tensor]:
-        """See `Feedback.vectors`."""
         return {}
 
+    @override
     def rescale_(self, state: NothingKept, factor: float) -> None:
-        """See `Feedback.rescale_`."""
+        pass

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.feedback.accumulating import add, check_like, wide_zeros
 from gradsieve.feedback.base import Accumulated, Feedback
@@ -25,30 +26,30 @@ class ResidualState(NamedTuple):
 class Residual(Feedback[ResidualState]):
     """Plain error feedback: the residual is added to the gradient."""
 
+    @override
     def init(self, grad: Pieces) -> ResidualState:
-        """See `Feedback.init`."""
         return ResidualState(*wide_zeros(grad, 2))
 
+    @override
     def accumulate(
         self, grad: Pieces, out: Pieces, state: ResidualState, floor: float | None, expected: int
     ) -> Accumulated:
-        """See `Feedback.accumulate`."""
         check_like(grad, state.residual)
         candidates = add(state.residual, grad, state.spare, floor, expected, clear=out is grad)
         return Accumulated(state.spare, candidates, out_is_clear=out is grad)
 
+    @override
     def settle(
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: ResidualState
     ) -> ResidualState:
-        """See `Feedback.settle`."""
         take_off_(accumulated, local, leftover)
         keep_withheld_(grad, state.residual, accumulated)
         return ResidualState(accumulated, state.residual)
 
+    @override
     def vectors(self, state: ResidualState) -> dict[str, Tensor]:
-        """See `Feedback.vectors`."""
         return {"residual": state.residual}
 
+    @override
     def rescale_(self, state: ResidualState, factor: float) -> None:
-        """See `Feedback.rescale_`."""
         state.residual.mul_(factor)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from gradsieve.comm import Comm
 from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
@@ -19,8 +21,8 @@ from gradsieve.wire.channel import phase
 class Dense(StatelessReducer):
     """One all_reduce of the whole vector; k plays no part."""
 
+    @override
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
-        """See `Reducer.reduce`."""
         values = local.values if local.is_full else local.to_dense()
         with phase("all_reduce"):
             total = SparseVector.full(comm.all_reduce(values))

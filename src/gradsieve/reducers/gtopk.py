@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from gradsieve.comm import Comm
 from gradsieve.comm.tree import node, num_rounds
 from gradsieve.reducers.cost import Cost
@@ -24,8 +26,8 @@ from gradsieve.wire import Channel
 class GTopk(StatelessReducer):
     """Tree of merges, each cut to k; what is cut stays with who cut it."""
 
+    @override
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
-        """See `Reducer.reduce`."""
         channel = Channel(comm, local, k, self.codec)
         total, cut = tree_top(local, k, channel)  # 1, 2
         return Reduced(total, cut), state  # 3

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from gradsieve.comm import Comm
 from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.gtopk import tree_cost, tree_top
@@ -23,8 +25,8 @@ class GTopkPaper(StatelessReducer):
 
     conserving: ClassVar[bool] = False
 
+    @override
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
-        """See `Reducer.reduce`."""
         total, _ = tree_top(local, k, Channel(comm, local, k, self.codec))
         return Reduced(total, local.without(total)), state
 

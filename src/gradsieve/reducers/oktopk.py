@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from gradsieve.comm import Comm
 from gradsieve.errors import InputError
@@ -80,12 +81,12 @@ class OkTopk(Reducer[OkTopkState]):
         if self.skew < 1 or self.imbalance < 1:
             raise InputError(f"skew and imbalance must be at least 1, got {self.skew} and {self.imbalance}")
 
+    @override
     def start(self, numel: int, comm: Comm) -> OkTopkState:
-        """See `Reducer.start`."""
         return OkTopkState(equal_bounds((0, numel), comm.size))
 
+    @override
     def reduce(self, local: SparseVector, k: int, state: OkTopkState, comm: Comm) -> tuple[Reduced, OkTopkState]:
-        """See `Reducer.reduce`."""
         if state.bounds[-1] != local.numel:
             raise InputError(f"rank {comm.rank}: the state is for numel {state.bounds[-1]}, got numel {local.numel}")
         channel = Channel(comm, local, k, self.codec)
@@ -106,8 +107,8 @@ class OkTopk(Reducer[OkTopkState]):
         spread = _spread(comm.rank, summaries)
         return Reduced(total, Sum([kept, channel.leftover()])), self._next(state, k, spread, sizes, reached)
 
+    @override
     def rescaled(self, state: OkTopkState, factor: float) -> OkTopkState:
-        """See `Reducer.rescaled`."""
         return state._replace(threshold=state.threshold * factor)
 
     def cost(self, size: int, k: int, numel: int) -> Cost:

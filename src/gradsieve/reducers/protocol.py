@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
+from typing_extensions import override
 
 from gradsieve.comm import Comm
 from gradsieve.errors import InputError, MismatchError
@@ -86,20 +87,20 @@ class WrappedReducer(Reducer[Any]):
     def __repr__(self) -> str:
         return repr(self.inner)
 
+    @override
     def start(self, numel: int, comm: Comm) -> Any:
-        """See `Reducer.start`."""
         return self.inner.start(numel, comm)
 
+    @override
     def reduce(self, local: SparseVector, k: int, state: Any, comm: Comm) -> tuple[Reduced, Any]:
-        """See `Reducer.reduce`."""
         return self.inner.reduce(local, k, state, comm)
 
+    @override
     def rescaled(self, state: Any, factor: float) -> Any:
-        """See `Reducer.rescaled`."""
         return self.inner.rescaled(state, factor)
 
+    @override
     def cost(self, size: int, k: int, numel: int) -> Cost:
-        """See `Reducer.cost`."""
         return self.inner.cost(size, k, numel)
 
     def with_codec(self, codec: Codec) -> WrappedReducer:
@@ -111,8 +112,8 @@ class WrappedReducer(Reducer[Any]):
 class StatelessReducer(Reducer[NoState]):
     """Base of algorithms that remember nothing."""
 
+    @override
     def start(self, numel: int, comm: Comm) -> NoState:
-        """See `Reducer.start`."""
         return NoState()
 
 

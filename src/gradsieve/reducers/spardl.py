@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from gradsieve.comm import Comm
 from gradsieve.comm.tree import num_rounds
 from gradsieve.reducers.cost import Cost
@@ -26,8 +28,8 @@ from gradsieve.wire import Channel
 class SparDL(StatelessReducer):
     """Blocks summed and gathered along doubling distances, cut at every sum."""
 
+    @override
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
-        """See `Reducer.reduce`."""
         channel = Channel(comm, local, k, self.codec)
         blocks = _Blocks(local, k, channel)  # 1
         for distance in reversed(_distances(comm.size)):  # 2

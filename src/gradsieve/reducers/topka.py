@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from gradsieve.comm import Comm
 from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
@@ -21,8 +23,8 @@ from gradsieve.wire import Channel
 class TopkA(StatelessReducer):
     """All-gather, then a local sum."""
 
+    @override
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
-        """See `Reducer.reduce`."""
         channel = Channel(comm, local, k, self.codec)
         gathered = channel.gather(local)  # 1
         total = add(gathered.vectors)  # 2

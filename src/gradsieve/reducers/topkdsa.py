@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from gradsieve.comm import Comm
 from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer, equal_bounds
@@ -27,8 +29,8 @@ from gradsieve.wire import Channel
 class TopkDsa(StatelessReducer):
     """Split by equal regions, add, gather all sums."""
 
+    @override
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
-        """See `Reducer.reduce`."""
         channel = Channel(comm, local, k, self.codec)
         bounds = equal_bounds(local.span, comm.size)
         scattered = channel.scatter(local, local.split(bounds), bounds)  # 1

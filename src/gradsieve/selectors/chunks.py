@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 from gradsieve.kernels import Entries, kernels
@@ -39,10 +40,10 @@ class Chunks(Stateless):
         if self.chunk < 1:
             raise InputError(f"chunk must be at least 1, got {self.chunk}")
 
+    @override
     def select(
         self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None
     ) -> tuple[SparseVector, NoState]:
-        """See `Selector.select`."""
         numel = accumulated.numel()
         length, edges = cut(numel, k, self.chunk)
         return SparseVector.trusted(kernels(accumulated).top_of_chunks(accumulated, length, edges), numel), state

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 from gradsieve.kernels import Entries, kernels
@@ -32,10 +33,10 @@ class Dgc(Stateless):
         if self.tolerance < 1:
             raise InputError(f"tolerance must be at least 1, got {self.tolerance}")
 
+    @override
     def select(
         self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None
     ) -> tuple[SparseVector, NoState]:
-        """See `Selector.select`."""
         numel = accumulated.numel()
         looked_at = kernels(accumulated).sample(
             accumulated, max(self.min_sample_entries, int(numel * self.sample_fraction))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.kernels import Entries
 from gradsieve.selectors.protocol import NoState, Stateless
@@ -15,8 +16,8 @@ from gradsieve.vector import SparseVector
 class Everything(Stateless):
     """Passes the dense vector on, without index arrays."""
 
+    @override
     def select(
         self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None
     ) -> tuple[SparseVector, NoState]:
-        """See `Selector.select`."""
         return SparseVector.full(accumulated), state

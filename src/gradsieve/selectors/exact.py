@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.kernels import Entries
 from gradsieve.selectors.protocol import Selector
@@ -35,25 +36,25 @@ class Exact(Selector[ExactState]):
 
     caution: float = 1.5  # how many times its drift the k-th magnitude may fall; more: fewer misses, more candidates
 
+    @override
     def init(self, numel: int) -> ExactState:
-        """See `Selector.init`."""
         return ExactState()
 
+    @override
     def floor(self, state: ExactState) -> float | None:
-        """See `Selector.floor`."""
         if state.kth is None:
             return None
         return state.kth * (1 - min(LEAST_MARGIN + self.caution * state.drift, LARGEST_MARGIN))
 
+    @override
     def select(
         self, accumulated: Tensor, k: int, state: ExactState, candidates: Entries | None
     ) -> tuple[SparseVector, ExactState]:
-        """See `Selector.select`."""
         entries, kth = top_entries(accumulated, k, candidates)
         moved = abs(kth / state.kth - 1) if state.kth else 0.0
         state = ExactState(kth, max(moved, FORGETTING * state.drift) if math.isfinite(moved) else state.drift)
         return SparseVector.trusted(entries, accumulated.numel()), state
 
+    @override
     def rescaled(self, state: ExactState, factor: float) -> ExactState:
-        """See `Selector.rescaled`."""
         return state._replace(kth=None if state.kth is None else state.kth * factor)

@@ -17,6 +17,7 @@ from statistics import NormalDist
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.kernels import Entries, kernels
 from gradsieve.selectors.protocol import NoState, Stateless
@@ -52,10 +53,10 @@ class Gaussian(Stateless):
     sample_entries: int = 1 << 17  # entries the correction looks at; more holds the band closer, costs more
     max_passes: int = 4  # passes over the data before the exact magnitude is computed
 
+    @override
     def select(
         self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None
     ) -> tuple[SparseVector, NoState]:
-        """See `Selector.select`."""
         fast = kernels(accumulated)
         fraction = k / accumulated.numel()
         threshold = normal_threshold(*fast.moments(accumulated), fraction)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.kernels import Entries, kernels
 from gradsieve.selectors.protocol import NoState, Stateless
@@ -22,10 +23,10 @@ class GaussianPaper(Stateless):
 
     corrections: int = 3  # how often the threshold may be halved or raised by half
 
+    @override
     def select(
         self, accumulated: Tensor, k: int, state: NoState, candidates: Entries | None
     ) -> tuple[SparseVector, NoState]:
-        """See `Selector.select`."""
         fast = kernels(accumulated)
         numel = accumulated.numel()
         mean, deviation = fast.moments(accumulated)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 from gradsieve.kernels import Entries
@@ -66,12 +67,12 @@ class NoState(NamedTuple):
 class Stateless(Selector[NoState]):
     """Base of rules that look at the present only."""
 
+    @override
     def init(self, numel: int) -> NoState:
-        """See `Selector.init`."""
         return NoState()
 
+    @override
     def floor(self, state: NoState) -> float | None:
-        """See `Selector.floor`."""
         return None
 
 
@@ -84,18 +85,18 @@ class WrappedSelector(Selector[Any]):
     def __repr__(self) -> str:
         return repr(self.inner)
 
+    @override
     def init(self, numel: int) -> Any:
-        """See `Selector.init`."""
         return self.inner.init(numel)
 
+    @override
     def floor(self, state: Any) -> float | None:
-        """See `Selector.floor`."""
         return self.inner.floor(state)
 
+    @override
     def select(self, accumulated: Tensor, k: int, state: Any, candidates: Entries | None) -> tuple[SparseVector, Any]:
-        """See `Selector.select`."""
         return self.inner.select(accumulated, k, state, candidates)
 
+    @override
     def rescaled(self, state: Any, factor: float) -> Any:
-        """See `Selector.rescaled`."""
         return self.inner.rescaled(state, factor)

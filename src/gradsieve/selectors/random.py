@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.kernels import Entries, index_dtype, kernels
 from gradsieve.selectors.protocol import Selector
@@ -29,18 +30,18 @@ class Random(Selector[RandomState]):
 
     seed: int = 0  # must be the same on all ranks, or their picks do not meet
 
+    @override
     def init(self, numel: int) -> RandomState:
-        """See `Selector.init`."""
         return RandomState()
 
+    @override
     def floor(self, state: RandomState) -> float | None:
-        """See `Selector.floor`."""
         return None
 
+    @override
     def select(
         self, accumulated: Tensor, k: int, state: RandomState, candidates: Entries | None
     ) -> tuple[SparseVector, RandomState]:
-        """See `Selector.select`."""
         entries = self._broken(accumulated) or self._drawn(accumulated, k, state.step)
         return SparseVector.trusted(entries, accumulated.numel()), RandomState(state.step + 1)
 

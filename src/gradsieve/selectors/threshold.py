@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 from gradsieve.kernels import Entries, kernels
@@ -54,20 +55,20 @@ class Threshold(Selector[ThresholdState]):
         if not 0 < self.band[0] <= 1 <= self.band[1]:
             raise InputError(f"band must be positive and enclose 1, got {self.band}")
 
+    @override
     def init(self, numel: int) -> ThresholdState:
-        """See `Selector.init`."""
         return ThresholdState()
 
+    @override
     def floor(self, state: ThresholdState) -> float | None:
-        """See `Selector.floor`."""
         if state.threshold is None:
             return None
         return state.threshold * (EXACT_SLACK if self._due(state) else 1.0)
 
+    @override
     def select(
         self, accumulated: Tensor, k: int, state: ThresholdState, candidates: Entries | None
     ) -> tuple[SparseVector, ThresholdState]:
-        """See `Selector.select`."""
         numel = accumulated.numel()
         threshold = state.threshold
         if threshold is not None and not self._due(state):
@@ -82,8 +83,8 @@ class Threshold(Selector[ThresholdState]):
         entries, threshold = top_entries(accumulated, k, candidates)
         return SparseVector.trusted(entries, numel), _next(state, entries[1], threshold, k)
 
+    @override
     def rescaled(self, state: ThresholdState, factor: float) -> ThresholdState:
-        """See `Selector.rescaled`."""
         return state._replace(threshold=None if state.threshold is None else state.threshold * factor)
 
     def _due(self, state: ThresholdState) -> bool:

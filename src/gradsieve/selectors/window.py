@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.kernels import Entries, kernels
 from gradsieve.selectors.protocol import Selector
@@ -33,18 +34,18 @@ class Window(Selector[WindowState]):
 
     selects_zeros: ClassVar[bool] = True
 
+    @override
     def init(self, numel: int) -> WindowState:
-        """See `Selector.init`."""
         return WindowState()
 
     def floor(self, state: WindowState) -> float | None:
         """See `Selector.floor`: the entries that are not finite, and only those, are not below infinity."""
         return math.inf
 
+    @override
     def select(
         self, accumulated: Tensor, k: int, state: WindowState, candidates: Entries | None
     ) -> tuple[SparseVector, WindowState]:
-        """See `Selector.select`."""
         numel = accumulated.numel()
         start, stop = window(numel, k, state.position)
         values = accumulated[start:stop]

@@ -14,6 +14,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
+from typing_extensions import override
+
 from gradsieve.errors import InputError
 from gradsieve.stats import Stats
 
@@ -49,8 +51,8 @@ class JsonLines(Sink):
         self._rank = 0
         self._file: TextIO | None = None
 
+    @override
     def open(self, rank: int) -> None:
-        """See `Sink.open`."""
         path = Path(self.path.replace(RANK_FIELD, str(rank)))
         try:
             self._file = path.open("a", encoding="utf-8")
@@ -58,15 +60,15 @@ class JsonLines(Sink):
             raise InputError(f"rank {rank}: {path} cannot be written: {error.strerror}") from error
         self._rank = rank
 
+    @override
     def write(self, stats: Stats) -> None:
-        """See `Sink.write`."""
         assert self._file is not None
         assert stats.last is not None
         self._file.write(json.dumps({"rank": self._rank} | stats.last.as_dict()) + "\n")
         self._file.flush()
 
+    @override
     def close(self) -> None:
-        """See `Sink.close`."""
         if self._file is not None:
             self._file.close()
 
@@ -90,13 +92,13 @@ class TensorBoard(Sink):
         self._prefix = prefix
         self._calls = 0  # skipped steps have the number of the step that takes their place: so steps are counted here
 
+    @override
     def open(self, rank: int) -> None:
-        """See `Sink.open`."""
         if self._make is not None:
             self._writer = self._make(self._directory)
 
+    @override
     def write(self, stats: Stats) -> None:
-        """See `Sink.write`."""
         assert stats.last is not None
         for name, value in stats.last.as_dict().items():
             if name != "step":
@@ -104,8 +106,8 @@ class TensorBoard(Sink):
         self._calls += 1
         self._writer.flush()
 
+    @override
     def close(self) -> None:
-        """See `Sink.close`."""
         if self._make is not None and self._writer is not None:
             self._writer.close()
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.comm import Comm
 from gradsieve.feedback.base import Accumulated, WrappedFeedback
@@ -77,18 +78,18 @@ class TimedComm(Comm):
         return self.comm.seconds_per_byte
 
     @contextmanager
+    @override
     def aside(self) -> Iterator[Comm]:
-        """See `Comm.aside`."""
         with self.clock.phase(IDLE), self.comm.aside() as comm:
             yield comm
 
+    @override
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """See `Comm.all_reduce`."""
         with self.clock.phase("communicate"):
             return self.comm.all_reduce(tensor)
 
+    @override
     def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """See `Comm.exchange`."""
         arrivals = self.comm.exchange(buffers)
         while True:
             with self.clock.phase("communicate"):
@@ -97,8 +98,8 @@ class TimedComm(Comm):
                 return
             yield arrived
 
+    @override
     def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
-        """See `Comm.send_recv`."""
         with self.clock.phase("communicate"):
             return self.comm.send_recv(buffer, to, source)
 
@@ -118,17 +119,17 @@ class TimedCodec(Codec):
         """This codec, timed."""
         return cls(codec.values, codec.indices, codec=codec, clock=clock)
 
+    @override
     def for_link(self, seconds_per_byte: float) -> Codec:
-        """See `Codec.for_link`."""
         return self.around(self.codec.for_link(seconds_per_byte), self.clock)
 
+    @override
     def pack(self, vector: SparseVector, expected: Expected, low: int, note: Array = NO_NOTE) -> Packed:
-        """See `Codec.pack`."""
         with self.clock.phase("encode"):
             return self.codec.pack(vector, expected, low, note)
 
+    @override
     def unpack(self, message: Tensor, expected: Expected, low: int, high: int, source: int) -> Arrived:
-        """See `Codec.unpack`."""
         with self.clock.phase("decode"):
             return self.codec.unpack(message, expected, low, high, source)
 
@@ -139,13 +140,13 @@ class TimedFeedback(WrappedFeedback):
 
     clock: Clock
 
+    @override
     def accumulate(self, grad: Pieces, out: Pieces, state: Any, floor: float | None, expected: int) -> Accumulated:
-        """See `Feedback.accumulate`."""
         with self.clock.phase("select"):
             return super().accumulate(grad, out, state, floor, expected)
 
+    @override
     def settle(self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: Any) -> Any:
-        """See `Feedback.settle`."""
         with self.clock.phase("settle"):
             return super().settle(accumulated, grad, local, leftover, state)
 
@@ -156,8 +157,8 @@ class TimedSelector(WrappedSelector):
 
     clock: Clock
 
+    @override
     def select(self, accumulated: Tensor, k: int, state: Any, candidates: Entries | None) -> tuple[SparseVector, Any]:
-        """See `Selector.select`."""
         with self.clock.phase("select"):
             return super().select(accumulated, k, state, candidates)
 
@@ -168,12 +169,12 @@ class TimedReducer(WrappedReducer):
 
     clock: Clock
 
+    @override
     def start(self, numel: int, comm: Comm) -> Any:
-        """See `Reducer.start`."""
         return super().start(numel, TimedComm(comm, self.clock))
 
+    @override
     def reduce(self, local: SparseVector, k: int, state: Any, comm: Comm) -> tuple[Reduced, Any]:
-        """See `Reducer.reduce`."""
         with self.clock.phase("reduce"):
             return super().reduce(local, k, state, TimedComm(comm, self.clock))
 

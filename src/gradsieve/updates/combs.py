@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.feedback import Accumulated
 from gradsieve.kernels import Entries
@@ -102,16 +103,16 @@ class TakeTurns(Selector[Turn]):
 
     selects_zeros = True
 
+    @override
     def init(self, numel: int) -> Turn:
-        """See `Selector.init`."""
         return Turn()
 
+    @override
     def floor(self, state: Turn) -> float | None:
-        """See `Selector.floor`."""
         return None
 
+    @override
     def select(self, accumulated: Tensor, k: int, state: Turn, candidates: Entries | None) -> tuple[SparseVector, Turn]:
-        """See `Selector.select`."""
         return SparseVector.full(accumulated), Turn(state.turn + 1)
 
 
@@ -133,8 +134,8 @@ class CombState(NamedTuple):
 class CombDrift(Drift):
     """`Drift` for one comb at a time: it needs no spare, since only the comb is copied."""
 
+    @override
     def init(self, grad: Pieces) -> CombState:  # type: ignore[override]
-        """See `Feedback.init`."""
         return CombState(super().init(grad).residual)
 
     def accumulate(  # type: ignore[override]
