@@ -229,3 +229,22 @@ def test_the_value_code_suits_the_optimizer(make: Any, code: str) -> None:
         return [each.sieve.engine.settings.recipe.reducer.codec.values for each in made]
 
     assert run_ranks(2, rank) == [[code, code, "int8"]] * 2
+
+
+def test_adams_small_parameters_travel_as_bits_too() -> None:
+    """Their all_reduce cost a call per step, and more bytes than one bit of all matrices at low densities."""
+
+    def rank(comm: Comm) -> list[list[bool]]:
+        found = []
+        for make, settings in (
+            (torch.optim.AdamW, {}),
+            (torch.optim.AdamW, {"rules": Rules(min_numel=10)}),
+            (torch.optim.AdamW, {"recipe": "topka", "density": 0.1, "rules": None}),
+            (lambda parameters: torch.optim.SGD(parameters, 0.1), {}),
+        ):
+            model = net()
+            made = DistributedOptimizer(make(model.parameters()), model, exchange="updates", comm=comm, **settings)
+            found.append(sorted({group.sparse for group in made.sieve.engine.groups}))
+        return found
+
+    assert run_ranks(2, rank)[0] == [[True], [False, True], [False], [False]]

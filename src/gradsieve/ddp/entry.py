@@ -32,7 +32,7 @@ from gradsieve.sieve import Sieve
 from gradsieve.stats.sinks import Sink
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
 from gradsieve.updates.adapting import aware, checked_optimizer, owned_by, rates
-from gradsieve.updates.defaults import chosen_exchange
+from gradsieve.updates.defaults import chosen_exchange, default_rules
 
 T = TypeVar("T")
 
@@ -73,7 +73,8 @@ def attach(
         local_steps: Optimizer steps from exchange to exchange; 1 if not given. Updates only.
         outer: How the shared model follows the delivered mean (DiLoCo, SparseLoCo); plainly if not given. Updates only.
         adapt: Whether `sieve.adapt(optimizer)` is done at once. Updates only.
-        rules: Which parameters go dense; small and 1-D ones if not given.
+        rules: Which parameters are exchanged whole. If not given: biases, norms and small tensors, and none with the
+            default recipe for Adam's updates.
         group_mb: The most that is selected from and sent as one. None is the whole model, as in the papers, and leaves
             nothing to overlap with backward.
         scaler: The `GradScaler` in use, if any. Updates do not need it.
@@ -92,11 +93,11 @@ def attach(
     _check_model(model)
     check_scaler(scaler)
     parameters = _parameters(model)
-    the_rules = rules or Rules()
     given = optimizer  # which may be a framework's wrapper
     if optimizer is not None:
         optimizer = checked_optimizer(optimizer, parameters)
         parameters = owned_by(optimizer, parameters)
+    the_rules = rules or default_rules(recipe, optimizer)
     groups = cut_into_groups(
         parameters, the_rules, group_mb, None if optimizer is None else rates(optimizer, parameters)
     )

@@ -44,7 +44,7 @@ class Exchange:
     ) -> None:
         settings = Settings(recipe, as_schedule(density), options.get("local_clip_norm"))
         with torch.no_grad():
-            groups, comm = agreed(parameters, settings, options)
+            groups, comm = agreed(parameters, settings, options.get("rules") or Rules(), options)
             self.sieve = Sieve(
                 Engine(groups, settings, comm), sinks=options.get("sinks", ()), parameters=parameters.values()
             )
@@ -79,6 +79,7 @@ def take_state_from(state: Mapping[str, Any], sieve: Sieve) -> dict[str, Any]:
 def agreed(
     parameters: Mapping[str, Tensor],
     settings: Settings,
+    rules: Rules,
     options: Options,
     kinds: Mapping[str, Hashable] | None = None,
     **facts: str,
@@ -90,7 +91,6 @@ def agreed(
     start = options.get("start", "broadcast")
     if start not in START:
         raise InputError(f"start must be one of {', '.join(START)}, got {start!r}")
-    rules = options.get("rules") or Rules()
     groups = cut_into_groups(parameters, rules, options.get("group_mb"), kinds)
     comm = CountingComm(_network(options.get("comm"), options.get("timeout_seconds")))
     handshake.compare({**handshake.facts(groups, settings, rules), **facts}, comm)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradsieve.engine import Settings
+from gradsieve.engine.rules import Rules
 from gradsieve.engine.schedules import Schedule
 from gradsieve.errors import InputError
 from gradsieve.optim.exchange import Options, agreed
@@ -28,6 +29,7 @@ class UpdateExchange:
         parameters: Mapping[str, Tensor],
         recipe: Recipe,
         schedule: Schedule,
+        rules: Rules,
         outer: Outer,
         options: Options,
     ) -> None:
@@ -38,7 +40,8 @@ class UpdateExchange:
             )
         settings = for_updates(Settings(recipe, schedule, options.get("local_clip_norm")), outer)
         with torch.no_grad():
-            groups, comm = agreed(parameters, settings, options, rates(optimizer, parameters), outer=repr(outer))
+            kinds = rates(optimizer, parameters)
+            groups, comm = agreed(parameters, settings, rules, options, kinds, outer=repr(outer))
             self.engine = UpdateEngine(groups, settings, comm, parameters, outer)
         self.sieve = UpdateSieve(self.engine, sinks=options.get("sinks", ()))
         self.sieve.follow(parameters, optimizer)

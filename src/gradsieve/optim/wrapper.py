@@ -20,7 +20,7 @@ from gradsieve.recipes import Recipe
 from gradsieve.sieve import Sieve
 from gradsieve.updates import Outer
 from gradsieve.updates.adapting import check_one_gradient
-from gradsieve.updates.defaults import chosen_exchange
+from gradsieve.updates.defaults import chosen_exchange, default_rules
 
 
 class DistributedOptimizer(Optimizer):
@@ -60,8 +60,9 @@ class DistributedOptimizer(Optimizer):
         chosen, schedule = chosen_exchange(recipe, density, optimizer if exchange == "updates" else None)
         if exchange == "updates":
             the_outer = (outer or Outer()).every(local_steps)
+            rules = options.get("rules") or default_rules(recipe, optimizer)
             self._updates = UpdateExchange(
-                optimizer, parameters, self._parameters, chosen, schedule, the_outer, options
+                optimizer, parameters, self._parameters, chosen, schedule, rules, the_outer, options
             )
             return
         _check_momentum(optimizer, chosen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim import Optimizer
 
+from gradsieve.engine.rules import Rules
 from gradsieve.engine.schedules import Schedule, as_schedule
 from gradsieve.errors import InputError
 from gradsieve.recipes import Recipe
@@ -34,6 +35,17 @@ def chosen_exchange(
     if optimizer is not None and name == DEFAULT_UPDATE_RECIPE:
         return named_recipe(name, values=sign_code(optimizer)), as_schedule(density)
     return named_recipe(name), as_schedule(density)
+
+
+def default_rules(recipe: str | Recipe | None, optimizer: Optimizer | None) -> Rules:
+    """Which parameters are exchanged whole.
+
+    Biases, norms and small tensors, all in one all_reduce. With one bit per update of Adam no parameter is: their
+    updates are as large as those of matrices, one bit serves them as well, and the all_reduce is saved.
+    """
+    if isinstance(optimizer, EVEN) and recipe in (None, DEFAULT_UPDATE_RECIPE):
+        return Rules(min_numel=0, min_dimensions=0)
+    return Rules()
 
 
 def sign_code(optimizer: Optimizer) -> str:
