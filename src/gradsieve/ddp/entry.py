@@ -97,12 +97,12 @@ def attach(
     if optimizer is not None:
         optimizer = checked_optimizer(optimizer, parameters)
         parameters = owned_by(optimizer, parameters)
-    the_rules = rules or default_rules(recipe, optimizer)
+    chosen, schedule = chosen_exchange(recipe, density, optimizer)
+    the_rules = rules or default_rules(chosen, optimizer)
     groups = cut_into_groups(
         parameters, the_rules, group_mb, None if optimizer is None else rates(optimizer, parameters)
     )
     unused = bool(model.find_unused_parameters or model.static_graph)
-    chosen, schedule = chosen_exchange(recipe, density, optimizer)
     settings = Settings(chosen, schedule, local_clip_norm, check_replicas_every, unused)
     the_outer = _outer(optimizer, local_steps, outer)
     if optimizer is not None:

@@ -60,7 +60,7 @@ class DistributedOptimizer(Optimizer):
         chosen, schedule = chosen_exchange(recipe, density, optimizer if exchange == "updates" else None)
         if exchange == "updates":
             the_outer = (outer or Outer()).every(local_steps)
-            rules = options.get("rules") or default_rules(recipe, optimizer)
+            rules = options.get("rules") or default_rules(chosen, optimizer)
             self._updates = UpdateExchange(
                 optimizer, parameters, self._parameters, chosen, schedule, rules, the_outer, options
             )

@@ -10,6 +10,7 @@ from gradsieve.engine.schedules import Schedule, as_schedule
 from gradsieve.errors import InputError
 from gradsieve.recipes import Recipe
 from gradsieve.recipes import recipe as named_recipe
+from gradsieve.selectors.window import Window
 
 DEFAULT_RECIPE = "oktopk"
 DEFAULT_UPDATE_RECIPE = "onebit"
@@ -37,13 +38,13 @@ def chosen_exchange(
     return named_recipe(name), as_schedule(density)
 
 
-def default_rules(recipe: str | Recipe | None, optimizer: Optimizer | None) -> Rules:
-    """Which parameters are exchanged whole.
+def default_rules(recipe: Recipe, optimizer: Optimizer | None) -> Rules:
+    """Which parameters are exchanged whole: biases, norms and small tensors, all in one all_reduce.
 
-    Biases, norms and small tensors, all in one all_reduce. With one bit per update of Adam no parameter is: their
-    updates are as large as those of matrices, one bit serves them as well, and the all_reduce is saved.
+    None are where a moving window sends Adam's updates, as `onebit` does. Small parameters' updates are as large as
+    those of matrices, so one bit serves them as well, and the all_reduce is saved.
     """
-    if isinstance(optimizer, EVEN) and recipe in (None, DEFAULT_UPDATE_RECIPE):
+    if isinstance(optimizer, EVEN) and isinstance(recipe.selector, Window):
         return Rules(min_numel=0, min_dimensions=0)
     return Rules()
 
