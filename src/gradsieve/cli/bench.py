@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from gradsieve.cli.console import measuring
-from gradsieve.cli.measures import (
+from gradsieve.cli.bench_options import (
     LIMITED_LINKS,
     VALUES_HELP,
     check_folder,
@@ -26,8 +25,9 @@ from gradsieve.cli.measures import (
     values_option,
     writing,
 )
-from gradsieve.cli.race import break_even, frontier, train
-from gradsieve.cli.values import ManyValues, count, counts, density
+from gradsieve.cli.bench_train import break_even, frontier, train
+from gradsieve.cli.console import measuring
+from gradsieve.cli.parsing import ManyValues, count, counts, density
 from gradsieve.errors import InputError
 
 SELECT_NUMELS = (1_000_000, 4_000_000, 14_700_000, 66_000_000)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradsieve.cli.console import stderr, stdout
-from gradsieve.cli.training import last_words, plan_of, run_folder, run_options
-from gradsieve.cli.values import count, names
+from gradsieve.cli.parsing import count, names
+from gradsieve.cli.train_options import last_words, plan_of, run_folder, run_options
 from gradsieve.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _live_table(rows: dict[tuple[str, int], Row]) -> Table:
 
 
 def _scores(row: Row) -> str:
-    from gradsieve.cli.progress import first_score
+    from gradsieve.cli.train_progress import first_score
 
     return first_score(row)
 

@@ -10,8 +10,8 @@ import click
 
 from gradsieve.cli.compare import run_comparison
 from gradsieve.cli.console import stdout
-from gradsieve.cli.training import run_folder
-from gradsieve.cli.values import count, density
+from gradsieve.cli.parsing import count, density
+from gradsieve.cli.train_options import run_folder
 from gradsieve.errors import InputError
 
 WORKLOAD = "resnet20"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gradsieve.cli.values import count
+from gradsieve.cli.parsing import count
 from gradsieve.errors import InputError
 
 if TYPE_CHECKING:

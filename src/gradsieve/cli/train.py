@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradsieve.cli.training import last_words, plan_of, run_folder, run_options
-from gradsieve.cli.values import count
+from gradsieve.cli.parsing import count
+from gradsieve.cli.train_options import last_words, plan_of, run_folder, run_options
 from gradsieve.errors import GradsieveError, InputError, MismatchError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def train(context: click.Context, /, **options: Any) -> None:  # fmt: skip
     resume: Path | None = around["resume"]
     if resume is None and options["workload"] is None:
         raise InputError("name a workload, such as gradsieve train resnet20, or give --resume DIR")
-    from gradsieve.cli.progress import watching
+    from gradsieve.cli.train_progress import watching
     from gradsieve.lab.interrupts import termination_unwinds
     from gradsieve.lab.train.course import train_everywhere
     from gradsieve.lab.train.launch import launch

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from gradsieve.cli.console import measuring
-from gradsieve.cli.measures import (
+from gradsieve.cli.bench_options import (
     LIMITED_LINKS,
     check_folder,
     json_option,
@@ -20,8 +19,9 @@ from gradsieve.cli.measures import (
     values_option,
     writing,
 )
-from gradsieve.cli.training import plan_of, run_folder, workload_options
-from gradsieve.cli.values import ManyValues, count
+from gradsieve.cli.console import measuring
+from gradsieve.cli.parsing import ManyValues, count
+from gradsieve.cli.train_options import plan_of, run_folder, workload_options
 
 RECIPES = ("dense", "oktopk")
 AROUND = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gradsieve.cli.console import stdout
-from gradsieve.cli.values import count, counts, densities
+from gradsieve.cli.parsing import count, counts, densities
 from gradsieve.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gradsieve.cli.values import count, density, group_size, positive
+from gradsieve.cli.parsing import count, density, group_size, positive
 
 if TYPE_CHECKING:
     from gradsieve.lab.train.plan import Plan
