@@ -1,44 +1,53 @@
-"""`gradsieve bench train`, `break-even` and `frontier`: races on networks, and what follows from them."""
+"""`gradsieve bench train`: recipes and baselines race to dense DDP's final loss, on one or several networks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from gradsieve.cli.bench_options import (
-    LIMITED_LINKS,
-    check_folder,
+    RANKS_HELP,
+    baseline_options,
+    chosen_baselines,
     json_option,
     network_option,
-    peer_options,
-    raced_peers,
-    show,
     values_option,
-    writing,
 )
+from gradsieve.cli.bench_output import show
 from gradsieve.cli.console import measuring
-from gradsieve.cli.parsing import ManyValues, count
-from gradsieve.cli.train_options import plan_of, run_folder, workload_options
+from gradsieve.cli.parsing import ManyValues, count_option, folder_option, parsed_into, seed_option
+from gradsieve.cli.run_folder import create_run_folder
+from gradsieve.cli.train_options import WorkloadOptions, workload_options
+
+if TYPE_CHECKING:
+    from gradsieve.lab.bench.race import TrainPlan
 
 RECIPES = ("dense", "oktopk")
-AROUND = (
-    "recipes",
-    "values",
-    "peers",
-    "no_peers",
-    "networks",
-    "ranks",
-    "seeds",
-    "first_seed",
-    "margin",
-    "timed_steps",
-    "compared",
-    "out",
-    "as_json",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTrainOptions(WorkloadOptions):
+    """Parsed options of `gradsieve bench train`. None means that the option was not given."""
+
+    workload: str
+    recipes: tuple[str, ...]
+    values: tuple[str, ...]
+    baselines: tuple[str, ...]
+    no_baselines: bool
+    networks: tuple[str, ...]  # empty for loopback
+    ranks: int
+    steps: int
+    seeds: int
+    first_seed: int
+    evaluate_every: int | None
+    margin: float
+    timed_steps: int | None
+    compared: tuple[Path, ...]
+    out: Path | None
+    as_json: bool
 
 
 @click.command(cls=ManyValues)
@@ -50,108 +59,79 @@ AROUND = (
     default=RECIPES,
     show_default=True,
     metavar="NAME ...",
-    help="Recipes, dense among them; NAME:DENSITY@RATE has a density and a base rate of its own.",
+    help="Recipes, which must include dense. NAME:DENSITY@RATE sets the density and the base learning rate of one.",
 )
 @values_option()
-@peer_options
-@network_option(LIMITED_LINKS)
-@click.option(
-    "--ranks", "--hosts", "ranks", type=str, callback=count, default=4, show_default=True, metavar="P", help="Workers."
-)
-@click.option("--steps", type=str, callback=count, default=400, show_default=True, help="Of each run.")
-@click.option("--seeds", type=str, callback=count, default=1, show_default=True, help="Runs of each.")
-@click.option(
-    "--first-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first run; then + 1, …"
-)
-@click.option("--evaluate-every", type=str, callback=count, help="Steps between tests.  [default: 1/40]")
+@baseline_options
+@network_option()
+@count_option("--ranks", "--hosts", "ranks", default=4, metavar="P", help=RANKS_HELP)
+@count_option("--steps", default=400, help="Training steps per run.")
+@count_option("--seeds", default=1, help="Number of runs per recipe.")
+@seed_option("--first-seed", help="Seed of the first run; later runs count up from it.")
+@count_option("--evaluate-every", help="Steps between evaluations.  [default: 1/40 of the run]")
 @workload_options
-@click.option("--margin", type=float, default=0.03, show_default=True, help="How far the target is above dense's end.")
 @click.option(
+    "--margin",
+    type=float,
+    default=0.03,
+    show_default=True,
+    metavar="FRACTION",
+    help="How far the target loss is above dense's final loss, as a fraction of it.",
+)
+@count_option(
     "--timed-steps",
-    type=str,
-    callback=count,
-    help="Train once, on loopback, and take the time of so many steps on each network.  [default: train on each]",
+    help="Train once on loopback, and time only N steps on each network.  [default: train on each network]",
 )
 @click.option(
     "--compared",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FOLDER ...",
-    help="Folders of `gradsieve compare` that have the runs: only times are taken, with --timed-steps.",
+    help="Folders of gradsieve compare with these runs: nothing is trained, only steps are timed. Needs --timed-steps.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the runs.  [default: runs/race-…]")
+@folder_option("--out", help="Folder for the runs.  [default: runs/race-<workload>-<time>]")
 @json_option()
-def train(**options: Any) -> None:
-    """Train WORKLOAD with recipes and DDP's hooks in a network: time of a step, and until dense's loss is reached."""
-    from gradsieve.lab.bench.race import TESTS, TrainPlan
-    from gradsieve.lab.bench.site import LOOPBACK
+@parsed_into(BenchTrainOptions)
+def train(options: BenchTrainOptions) -> None:
+    """Time the training of WORKLOAD to dense DDP's final loss.
+
+    Recipes and torch's DDP hooks start from the same initialization and use the same data. With --network each rank
+    runs in a host of its own on limited links. Several networks are measured one after the other.
+
+    \b
+    Example:
+      gradsieve bench train resnet20 --network 100mbit 1gbit --ranks 4 --recipe dense oktopk --steps 400
+    """
     from gradsieve.lab.bench.standings import COLUMNS
     from gradsieve.lab.bench.train import bench_train
     from gradsieve.lab.interrupts import termination_unwinds
-    from gradsieve.lab.train.exchange import DENSE, mixtures
 
-    around = {name: options.pop(name) for name in AROUND}
-    evaluate_every = options.pop("evaluate_every") or max(1, options["steps"] // TESTS)
-    plan = plan_of(options, recipe=DENSE, values="exact", evaluate_every=evaluate_every)
-    networks = around["networks"]
-    peers = raced_peers(around["peers"], around["no_peers"], networks)
-    named = [*around["recipes"], *(name for name in peers if name != "ddp")]  # which is dense
-    raced = mixtures(plan.exchange, named, around["values"])
-    race = TrainPlan(
-        plan,
-        raced,
-        range(around["first_seed"], around["first_seed"] + around["seeds"]),
-        networks or (LOOPBACK,),
-        around["ranks"],
-        around["margin"],
-        around["timed_steps"],
-        around["compared"],
-    )
-    folder = run_folder(around["out"], f"race-{plan.workload}")
+    race = _race(options)
+    folder = create_run_folder(options.out, f"race-{options.workload}")
     with termination_unwinds(), measuring() as progress:
         report = bench_train(race, folder, progress)
-    show(report, f"Training {plan.workload}", COLUMNS, around["as_json"])
+    show(report, f"Training {options.workload}", COLUMNS, options.as_json)
 
 
-@click.command("break-even", cls=ManyValues)
-@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "--step-ms",
-    "steps",
-    multiple=True,
-    type=float,
-    default=(0.0, 100.0, 300.0, 1000.0),
-    show_default=True,
-    metavar="T ...",
-    help="What a step computes, besides exchanging.",
-)
-@json_option()
-def break_even(files: Sequence[Path], steps: Sequence[float], as_json: bool) -> None:
-    """Below which bandwidth does each recipe beat dense, and all of DDP's hooks?
+def _race(options: BenchTrainOptions) -> TrainPlan:
+    from gradsieve.lab.bench.race import TESTS, TrainPlan
+    from gradsieve.lab.bench.site import LOOPBACK
+    from gradsieve.lab.train.exchange import DENSE, mixtures
 
-    FILE is what `bench reduce --network … --json` printed for two or more networks, or for one each. What was
-    measured on one network only is left out.
-    """
-    from gradsieve.lab.bench import breakeven
-
-    report = breakeven.break_even(*breakeven.read_reports(files), [step / 1e3 for step in steps])
-    show(report, "Break-even", breakeven.COLUMNS, as_json)
-
-
-@click.command("frontier", cls=ManyValues)
-@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it to this PNG file.")
-@json_option()
-def frontier(files: Sequence[Path], plot: Path | None, as_json: bool) -> None:
-    """Loss against bytes and seconds: how far is each recipe ahead of baselines that send as little?
-
-    FILE is race.json of `bench train`; several must have the same workload, ranks and steps.
-    """
-    from gradsieve.lab.bench import frontier as found
-
-    check_folder(plot)
-    report = found.frontier(*found.read_races(files))
-    show(report, "Frontier", found.COLUMNS, as_json)
-    if plot is not None:
-        with writing(plot):
-            found.draw_frontier(plot, report)
+    run = replace(
+        options.plan(options.workload, DENSE, "exact"),
+        steps=options.steps,
+        evaluate_every=options.evaluate_every or max(1, options.steps // TESTS),
+    )
+    baselines = chosen_baselines(options.baselines, options.no_baselines, options.networks)
+    named = [*options.recipes, *(name for name in baselines if name != "ddp")]  # ddp is dense
+    return TrainPlan(
+        run=run,
+        exchanges=mixtures(run.exchange, named, options.values),
+        seeds=range(options.first_seed, options.first_seed + options.seeds),
+        networks=options.networks or (LOOPBACK,),
+        ranks=options.ranks,
+        margin=options.margin,
+        timed_steps=options.timed_steps,
+        compared=options.compared,
+    )

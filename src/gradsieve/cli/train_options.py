@@ -1,16 +1,14 @@
-"""Options that `train`, `compare` and `demo` share, and what they do around a run."""
+"""Options that `train`, `compare` and `bench train` share, and the training plan that they describe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import datetime
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gradsieve.cli.parsing import count, density, group_size, positive
+from gradsieve.cli.parsing import count_option, density_option, group_size, positive_option
 
 if TYPE_CHECKING:
     from gradsieve.lab.train.plan import Plan
@@ -18,39 +16,102 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
+    """Fields of `workload_options`. None stands for the preset's setting, except for `data` and `group_mb`."""
+
+    preset: str
+    source: str | None
+    data: str | None
+    density: float | None
+    dense_steps: int
+    group_mb: float | None  # None exchanges the whole model as one group
+    batch: int | None
+    lr: float | None
+    train_samples: int | None
+    test_samples: int | None
+
+    def plan(self, workload: str, recipe: str | None, values: str) -> Plan:
+        """The training plan of `workload` with one recipe (None for the preset's) and one value code."""
+        from gradsieve.lab.train.exchange import Exchange
+        from gradsieve.lab.train.plan import Plan
+        from gradsieve.lab.workloads import WORKLOADS
+
+        if recipe is None:
+            recipe = WORKLOADS[workload].preset(self.preset).sieve.recipe
+        exchange = Exchange(recipe, self.density, values, self.dense_steps, self.group_mb)
+        return Plan(
+            workload,
+            exchange,
+            preset=self.preset,
+            source=self.source,
+            data=self.data,
+            batch=self.batch,
+            rate=self.lr,
+            train_samples=self.train_samples,
+            test_samples=self.test_samples,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(WorkloadOptions):
+    """Fields of `run_options`."""
+
+    workers: int | None
+    epochs: float | None
+    steps: int | None
+    log_every: int | None
+    evaluate_every: int | None
+    evaluate: str
+    timeout: float | None
+
+    def plan(self, workload: str, recipe: str | None, values: str) -> Plan:
+        return replace(
+            super().plan(workload, recipe, values),
+            epochs=self.epochs,
+            steps=self.steps,
+            log_every=self.log_every,
+            evaluate_every=self.evaluate_every,
+            evaluate=self.evaluate,
+        )
+
+
 def workload_options(command: F) -> F:
-    """What to train, on what, and how much is sent."""
+    """What to train, on which data, and how much of the gradient to send."""
     return _with(
         command,
-        click.option("--preset", default="default", show_default=True, help="Named settings: default, paper, …"),
-        click.option("--source", help="Source of data (gradsieve data list).  [default: the preset's]"),
-        click.option("--data", type=click.Path(), help="Folder of your data, where the source is what you have."),
-        click.option("--density", type=str, callback=density, help="Share that is sent.  [default: the preset's]"),
-        click.option("--dense-steps", type=click.IntRange(min=0), default=0, help="Send everything at first."),
-        click.option("--group-mb", type=str, callback=group_size, default="25", show_default=True,
-                     help="Most that is exchanged as one; none is the whole model."),
-        click.option("--batch", type=str, callback=count, help="Samples a worker and step.  [default: the preset's]"),
-        click.option("--lr", "rate", type=str, callback=positive, help="Base rate.  [default: the preset's]"),
-        click.option("--train-samples", type=str, callback=count, help="Use the first so many only."),
-        click.option("--test-samples", type=str, callback=count, help="Use the first so many only."),
+        click.option("--preset", default="default", show_default=True, metavar="NAME",
+                     help="Named settings of the workload: default, paper, …"),
+        click.option("--source", metavar="NAME", help="Data source, see gradsieve data list.  [default: the preset's]"),
+        click.option("--data", type=click.Path(), metavar="FOLDER",
+                     help="Folder with your data, for sources that need one (see gradsieve data list)."),
+        density_option(help="Fraction of the entries to send.  [default: the preset's]"),
+        click.option("--dense-steps", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+                     help="Steps at the start that send the dense gradient."),
+        click.option("--group-mb", type=str, callback=group_size, default="25", show_default=True, metavar="MB",
+                     help="Maximum size of a group of parameters that is exchanged together; "
+                     "none: the whole model is one group."),
+        count_option("--batch", help="Samples per rank and step.  [default: the preset's]"),
+        positive_option("--lr", metavar="RATE", help="Base learning rate.  [default: the preset's]"),
+        count_option("--train-samples", help="Train on the first N samples only.  [default: all]"),
+        count_option("--test-samples", help="Evaluate on the first N samples only.  [default: all]"),
     )  # fmt: skip
 
 
 def run_options(command: F) -> F:
-    """What to train, for how long, how closely to look."""
+    """What to train, for how long, and how often to log and evaluate."""
     return _with(
         command,
         workload_options,
-        click.option("--workers", type=str, callback=count,
-                     help="Local worker processes; under torchrun, Slurm or MPI their number holds.  [default: 4]"),
-        click.option("--epochs", type=str, callback=positive, help="How long.  [default: the preset's]"),
-        click.option("--steps", type=str, callback=count, help="How long, instead of epochs."),
-        click.option("--log-every", type=str, callback=count, help="Steps between rows of metrics.  [default: 1 %]"),
-        click.option("--evaluate-every", type=str, callback=count, help="Steps between tests.  [default: 1/15]"),
+        count_option("--workers", help="Local rank processes to start; torchrun, Slurm and MPI set their own number.  "
+                     "[default: 4]"),
+        positive_option("--epochs", help="Length of the run in epochs.  [default: the preset's]"),
+        count_option("--steps", help="Length of the run in steps, instead of --epochs."),
+        count_option("--log-every", help="Steps between rows of training metrics.  [default: 1/100 of the run]"),
+        count_option("--evaluate-every", help="Steps between evaluations.  [default: 1/15 of the run]"),
         click.option("--evaluate", type=click.Choice(["test", "validation"]), default="test", show_default=True,
-                     help="Part of the data that is scored; validation is for tuning, and only gpt has it."),
-        click.option("--timeout", type=str, callback=positive, help="Seconds to wait for a peer.  [default: 300]"),
-        click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout; also where it is no terminal."),
+                     help="Part of the data to evaluate on. Use validation for tuning; only gpt has it."),
+        positive_option("--timeout", metavar="SECONDS", help="Seconds to wait for another rank.  [default: 300]"),
     )  # fmt: skip
 
 
@@ -58,43 +119,3 @@ def _with(command: F, *options: Callable[[F], F]) -> F:
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def plan_of(settings: dict[str, Any], **more: Any) -> Plan:
-    """From what the options gave."""
-    from gradsieve.lab.train.exchange import Exchange
-    from gradsieve.lab.train.plan import Plan
-    from gradsieve.lab.workloads import WORKLOADS
-
-    names = ("recipe", "density", "values", "dense_steps", "group_mb")
-    given = {**settings, **more}
-    if given["recipe"] is None:
-        given["recipe"] = WORKLOADS[given["workload"]].preset(given["preset"]).sieve.recipe
-    exchange = Exchange(**{name: given.pop(name) for name in names})
-    return Plan(exchange=exchange, **given)
-
-
-def run_folder(out: Path | None, name: str) -> Path:
-    """Where results go; made by rank 0, whose name for it all will use."""
-    from gradsieve.lab.train.journal import make_folder
-    from gradsieve.lab.train.world import found_world
-
-    folder = out or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    world = found_world()
-    return make_folder(folder) if world is None or world.rank == 0 else folder
-
-
-@contextmanager
-def last_words(folder: Path) -> Iterator[None]:
-    """If a worker fails, what it printed last is shown before the error."""
-    from gradsieve.lab.train.launch import last_lines, log_file
-    from gradsieve.lab.workers import WorkerError
-
-    try:
-        yield
-    except WorkerError as error:
-        if lines := last_lines(folder, error.rank):
-            click.echo(f"Last lines of rank {error.rank} ({log_file(folder, error.rank)}):", err=True)
-            for line in lines:
-                click.echo(f"  {line}", err=True)
-        raise
