@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
+import click
 import pytest
 
 from gradsieve import RECIPES, REDUCERS, SELECTORS, __version__
 from gradsieve.cli import main
+from gradsieve.cli.app import app
 
 
 def test_no_torch_for_help_version_and_argument_errors() -> None:
@@ -25,6 +31,10 @@ def test_no_torch_for_help_version_and_argument_errors() -> None:
         "bench reduce --density 1.5": 2,
         "bench select --colour red": 2,
         "demo --steps 0": 2,
+        "train": 2,
+        "train --help": 0,
+        "compare resnet20 --seeds 0": 2,
+        "bench train resnet20 --lr 0": 2,
         "lab --help": 0,
         "lab up --rate quick": 2,
     }
@@ -35,6 +45,23 @@ def test_no_torch_for_help_version_and_argument_errors() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == f"{list(calls.values())} []"
+
+
+def commands(group: click.Group) -> Iterator[click.Command]:
+    for command in group.commands.values():
+        yield from commands(command) if isinstance(command, click.Group) else [command]
+
+
+@pytest.mark.parametrize(
+    "command", list(commands(app)), ids=lambda command: command.callback.__module__ + "." + command.name
+)
+def test_every_command_parses_into_one_frozen_dataclass_and_explains_its_options(command: click.Command) -> None:
+    assert command.callback is not None
+    options = get_type_hints(inspect.unwrap(command.callback))["options"]
+    assert options.__dataclass_params__.frozen
+    assert {field.name for field in dataclasses.fields(options)} == {parameter.name for parameter in command.params}
+    assert command.get_short_help_str(limit=64)[-3:] != "..."
+    assert all(option.help for option in command.params if isinstance(option, click.Option))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +191,7 @@ def test_interrupt_ends_workers_quietly(tmp_path: Path, delay_seconds: float) ->
         [*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stderr is not None
-    assert "Starting workers" in process.stderr.readline()
+    assert "Starting rank processes" in process.stderr.readline()
     time.sleep(delay_seconds)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)

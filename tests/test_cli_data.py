@@ -47,7 +47,7 @@ def test_listing_needs_no_torch() -> None:
     ("arguments", "sentence"),
     [
         (["get", "cifar"], "unknown source of data 'cifar'; did you mean 'cifar10'?"),
-        (["get", "an4"], "an4 cannot be fetched; how to have it: --data FOLDER"),
+        (["get", "an4"], "an4 cannot be fetched; how to get it: --data FOLDER"),
         (["get", "cifar10", "--archive", "nowhere.tar.gz"], "there is no file or folder nowhere.tar.gz"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradsieve.cli import main
-from gradsieve.cli.compare import summary_table
+from gradsieve.cli.comparison_tables import summary_table
 from gradsieve.lab.train.comparison import Curves, summary
 from gradsieve.lab.train.figure import draw_comparison
 

@@ -109,6 +109,25 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, capsys: pyte
     assert "was saved by 2 workers, this run has 3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--lr 0.2", "lr cannot change in a resumed run: it was 0.1, got 0.2; leave it out"),
+        ("--lr 0.1 --group-mb 5", "group-mb cannot change in a resumed run: it was None, got 5.0; leave it out"),
+        ("--lr 0.1 --group-mb none --density 0.1", "density cannot change in a resumed run: it was 0.01, got 0.1"),
+        ("vgg16 --lr 0.1", "workload cannot change in a resumed run: it was resnet20, got vgg16"),
+        ("--evaluate validation", "evaluate cannot change in a resumed run: it was test, got validation"),
+    ],
+)
+def test_a_resumed_run_refuses_other_settings_and_accepts_its_own(
+    arguments: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Plan("resnet20", Exchange("oktopk", 0.01, group_mb=None), steps=4, rate=0.1)
+    (tmp_path / "config.json").write_text(json.dumps({"plan": plan.to_json(), "workers": 2}))
+    assert main(["train", "--resume", str(tmp_path), *arguments.split()]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_a_resumed_exchange_of_updates_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     """Every rank goes on from its own optimizer's state, and from an exchange that was still to come."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"

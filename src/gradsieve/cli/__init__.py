@@ -1,4 +1,4 @@
-"""The `gradsieve` command. Nothing heavy is imported before a command needs it."""
+"""The `gradsieve` command. Heavy modules such as torch are imported only by the commands that need them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LAB_MODULES = ("click", "rich", "matplotlib", "sklearn", "tokenizers", "PIL")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code comes back."""
+    """Run the `gradsieve` command with `arguments`, or those of the process. Returns the exit code."""
     try:
         from gradsieve.cli.app import run
 

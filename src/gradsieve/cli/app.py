@@ -1,4 +1,4 @@
-"""The command and its subcommands; every failure that is meant for the user is one sentence."""
+"""The `gradsieve` command and its subcommands. An error meant for the user is printed as one sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from gradsieve.version import __version__
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-HELP_WANTED = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2 and later raise it, 8.1 prints and exits
+# click 8.2 and later raise this if no command is given; click 8.1 prints the help and exits.
+HELP_WANTED = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 @click.group(
@@ -31,17 +32,12 @@ def app() -> None:
     """Sparse all-reduce for PyTorch data-parallel training over slow networks."""
 
 
-app.add_command(listing)
-app.add_command(bench)
-app.add_command(demo)
-app.add_command(train)
-app.add_command(compare)
-app.add_command(lab)
-app.add_command(data)
+for command in (listing, bench, demo, train, compare, lab, data):
+    app.add_command(command)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run with these arguments, or the process's; the exit code comes back."""
+    """Run with these arguments, or those of the process. Returns the exit code."""
     try:
         outcome = app.main(arguments, prog_name="gradsieve", standalone_mode=False)
     except HELP_WANTED as error:
@@ -56,7 +52,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        return _reader_left()
+        return _pipe_closed()
     return outcome if isinstance(outcome, int) else 0
 
 
@@ -74,7 +70,7 @@ def _where_help_is(error: click.UsageError) -> str:
     return f"(see {command} --help)"
 
 
-def _reader_left() -> int:
-    """Such as `gradsieve list | head -1`; without this the interpreter complains at its end."""
+def _pipe_closed() -> int:
+    """As in `gradsieve list | head -1`. Without this the interpreter fails to flush stdout at exit."""
     sys.stdout = None
     return 1

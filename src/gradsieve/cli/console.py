@@ -1,4 +1,4 @@
-"""Where output goes: results to stdout, everything about how it is going to stderr."""
+"""Where output goes: results to stdout, progress and remarks to stderr."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-PIPED_WIDTH = 160  # a table that is not for a terminal is not squeezed
+PIPED_WIDTH = 160  # columns; a table in a pipe or a file is not squeezed to 80
+STARTING = "Starting rank processes; the first steps also compile kernels …"
 
 
 def stdout() -> Console:
-    """For results."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -21,7 +21,6 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """For progress and remarks."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
@@ -29,7 +28,7 @@ def stderr() -> Console:
 
 @contextmanager
 def measuring() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar for each thing measured, if anybody watches."""
+    """A progress bar on a terminal for each thing measured: call with its name, steps done, steps in total."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = stderr()

@@ -1,59 +1,75 @@
-"""`gradsieve demo`: a comparison that anybody can watch, in about two minutes."""
+"""`gradsieve demo`: dense DDP against Ok-Topk on local ranks, in about two minutes."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gradsieve.cli.compare import run_comparison
+from gradsieve.cli.comparison import Comparison, run_comparison
 from gradsieve.cli.console import stdout
-from gradsieve.cli.training import run_folder
-from gradsieve.cli.values import count, density
+from gradsieve.cli.parsing import count_option, density_option, folder_option, parsed_into, seed_option
+from gradsieve.cli.run_folder import create_run_folder
 from gradsieve.errors import InputError
 
 WORKLOAD = "resnet20"
-TESTS = 8
+SPARSE = "oktopk-nomomentum"
+EVALUATIONS = 8  # per run
 SLOW_BITS_PER_SECOND = 100e6
 
 
-@click.command()
-@click.option("--workers", type=str, callback=count, default=4, show_default=True, help="Local worker processes.")
-@click.option("--steps", type=str, callback=count, default=400, show_default=True, help="Training steps of each run.")
-@click.option("--density", type=str, callback=density, default=0.01, show_default=True, help="Share that is sent.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of model and batches.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for results.  [default: runs/demo-<time>]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def demo(workers: int, steps: int, density: float, seed: int, out: Path | None, as_json: bool) -> None:
-    """Train a small network on local workers, dense and with Ok-Topk, and compare.
+@dataclass(frozen=True)
+class DemoOptions:
+    """Parsed options of `gradsieve demo`."""
 
-    A small ResNet-20 learns to read handwritten digits (those of scikit-learn). Both runs start from the same model and
-    see the same pictures; they take turns, so that they meet the same conditions. Ok-Topk trains without the momentum
-    that dense has, at the rate that momentum comes to: error feedback brings its own. It is `gradsieve compare resnet20
-    --recipes dense,oktopk-nomomentum` with one seed.
+    workers: int
+    steps: int
+    density: float
+    seed: int
+    out: Path | None
+    as_json: bool
+
+
+@click.command()
+@count_option("--workers", default=4, help="Local rank processes, at least 2.")
+@count_option("--steps", default=400, help="Training steps per run.")
+@density_option(default=0.01, help="Fraction of the entries that Ok-Topk sends.")
+@seed_option("--seed", help="Seed for initialization and data order.")
+@folder_option("--out", help="Folder for results.  [default: runs/demo-<time>]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@parsed_into(DemoOptions)
+def demo(options: DemoOptions) -> None:
+    """Train a small network with dense DDP and with Ok-Topk.
+
+    A small ResNet-20 learns to classify scikit-learn's handwritten digits on local ranks. Both runs start from the same
+    model and use the same batches. They take turns, so that other load on the machine affects them equally. Ok-Topk
+    runs with plain SGD at the learning rate that is equivalent to dense's momentum, because error feedback acts as
+    momentum. This is `gradsieve compare resnet20 --recipes dense,oktopk-nomomentum` with one seed.
     """
-    if workers < 2:
-        raise InputError(f"workers must be at least 2, or there is nothing to exchange, got {workers}")
-    folder = run_folder(out, "demo")
+    if options.workers < 2:
+        raise InputError(f"workers must be at least 2, or there is nothing to exchange, got {options.workers}")
+    folder = create_run_folder(options.out, "demo")
     from gradsieve.lab.train.exchange import DENSE, Exchange
     from gradsieve.lab.train.plan import Plan
 
-    dense = Exchange(DENSE, density)
-    plan = Plan(WORKLOAD, dense, steps=steps, evaluate_every=max(1, steps // TESTS))
-    around = {"workers": workers, "timeout": None, "as_json": as_json}
-    content = run_comparison(plan, [dense, replace(dense, recipe="oktopk-nomomentum")], [seed], folder, around)
-    if content is not None and not as_json:
-        stdout().print(_on_a_network(content), soft_wrap=True)
+    dense = Exchange(DENSE, options.density)
+    sparse = replace(dense, recipe=SPARSE)
+    plan = Plan(WORKLOAD, dense, steps=options.steps, evaluate_every=max(1, options.steps // EVALUATIONS))
+    content = run_comparison(
+        Comparison(plan, [dense, sparse], [options.seed], folder, options.workers, None, options.as_json)
+    )
+    if content is not None and not options.as_json:
+        stdout().print(_on_a_slow_network(content), soft_wrap=True)
 
 
-def _on_a_network(content: dict[str, Any]) -> str:
-    """Loopback hardly notices bytes; what they would cost elsewhere is arithmetic, and said to be."""
+def _on_a_slow_network(content: dict[str, Any]) -> str:
+    """Loopback hides the cost of bytes, so it is computed for a slow link, and the sentence says so."""
     dense, sparse = (
         row["bytes_received_per_step"]["mean"] * 8 / SLOW_BITS_PER_SECOND for row in content["summary"].values()
     )
     return (
-        f"One machine is no slow network: at {SLOW_BITS_PER_SECOND / 1e6:.0f} Mbit/s these bytes alone would take "
-        f"{dense * 1e3:.0f} ms a step dense, {sparse * 1e3:.0f} ms sparse (computed, not measured)."
+        f"This machine has no slow network: at {SLOW_BITS_PER_SECOND / 1e6:.0f} Mbit/s these bytes alone would take "
+        f"{dense * 1e3:.0f} ms per step dense, {sparse * 1e3:.0f} ms per step sparse (computed, not measured)."
     )

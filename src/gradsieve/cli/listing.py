@@ -1,13 +1,15 @@
-"""`gradsieve list`."""
+"""`gradsieve list`: the contents of the registries."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradsieve.cli.console import stdout
+from gradsieve.cli.parsing import parsed_into
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,14 +17,22 @@ if TYPE_CHECKING:
     from gradsieve.lab.catalog import Entry
 
 
+@dataclass(frozen=True)
+class ListOptions:
+    """Parsed options of `gradsieve list`."""
+
+    as_json: bool
+
+
 @click.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def listing(as_json: bool) -> None:
-    """Recipes, selectors and reducers, with their settings and defaults."""
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@parsed_into(ListOptions)
+def listing(options: ListOptions) -> None:
+    """List recipes, selectors and reducers with their settings."""
     from gradsieve.lab.catalog import catalog
 
     entries = catalog()
-    if as_json:
+    if options.as_json:
         click.echo(json.dumps(entries, indent=2))
         return
     console = stdout()

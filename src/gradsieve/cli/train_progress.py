@@ -1,4 +1,4 @@
-"""How a run is seen: bars on a terminal, JSON lines elsewhere, TensorBoard if asked for."""
+"""Progress of `gradsieve train`: bars on a terminal, JSON lines elsewhere, TensorBoard on request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gradsieve.cli.console import stderr, stdout
+from gradsieve.cli.console import STARTING, stderr, stdout
 from gradsieve.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ PHASES = ("data", "forward", "backward", "exchange", "update")
 
 @contextmanager
 def watching(folder: Path, as_json: bool, tensorboard: bool = False) -> Iterator[See]:
-    """Takes every event of a run."""
+    """Yields a function that shows one event of the run, and writes it to TensorBoard on request."""
     with _board(folder, tensorboard) as note, _shown(as_json) as show:
 
         def see(row: Row) -> None:
@@ -51,14 +51,14 @@ def _finite(row: Row) -> Row:
 
 
 class Bars:
-    """A bar for each run: loss, metric, step time and its parts, bytes, time left."""
+    """A progress bar with loss, metric, step time by phase, bytes per step and time left."""
 
     def __init__(self) -> None:
         self._bars = _progress()
         self._tasks: dict[str, Any] = {}
 
     def __enter__(self) -> Bars:
-        self._bars.console.print("Starting workers; the first steps also compile kernels …", style="dim")
+        self._bars.console.print(STARTING, style="dim")
         self._bars.start()
         return self
 
@@ -66,8 +66,7 @@ class Bars:
         self._bars.stop()
 
     def see(self, row: Row) -> None:
-        """One event."""
-        name = f"{row['label']}"
+        name = row["label"]
         match row["event"]:
             case "start":
                 fields: dict[str, Any] = {"loss": "", "score": "", "time": "", "traffic": ""}
@@ -84,7 +83,7 @@ class Bars:
 
 def _heading(row: Row) -> str:
     return (
-        f"{row['workers']} workers, {row['parameters']:,} parameters, {row['train_samples']:,} samples, "
+        f"{row['workers']} ranks, {row['parameters']:,} parameters, {row['train_samples']:,} samples, "
         f"{row['total_steps']:,} steps; {row['folder']}"
     )
 
@@ -99,7 +98,7 @@ def _training(row: Row) -> Row:
 
 
 def first_score(row: Row) -> str:
-    """Of a test: the one to compare by."""
+    """The first metric of an evaluation, which is the one to compare by."""
     skipped = {"event", "step", "epoch", "label", "seed", "seconds", "bytes_received", "skipped_steps"}
     name, value = next((name, value) for name, value in row.items() if name not in skipped)
     return f"{name.replace('_', ' ')} {value:.3f}"
@@ -111,8 +110,9 @@ def _tell_end(row: Row) -> None:
     equal = "equal bit for bit" if row["replicas_equal"] else "NOT EQUAL"
     console = stdout()
     console.print(f"{row['workload']}, {row['recipe']}: {row['steps']:,} steps; {row['evaluated']} {scores}")
-    console.print(f"a step took {row['step_seconds'] * 1e3:.1f} ms ({phases}), and each worker received "
-                  f"{row['bytes_received_per_step'] / 1e6:.3g} MB; replicas are {equal}")  # fmt: skip
+    console.print(f"{row['step_seconds'] * 1e3:.1f} ms per step ({phases}), "
+                  f"{row['bytes_received_per_step'] / 1e6:.3g} MB received per step (largest of all ranks); "
+                  f"replicas are {equal}")  # fmt: skip
 
 
 def _progress() -> Progress:
