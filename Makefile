@@ -29,8 +29,11 @@ endef
 
 .PHONY: demo test lint types check-long cov bench clean python
 
+# An environment whose Python works is kept: another Python over it would mix two. `make clean` removes it.
 $(VENV)/.ready: pyproject.toml
-	@$(FIND_PYTHON); echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
+	@if ! $(BIN)/python $(IS_GOOD); then \
+		$(FIND_PYTHON); echo "$$python -m venv --clear $(VENV)"; $$python -m venv --clear $(VENV); \
+	fi
 	$(BIN)/pip install -q uv || echo "uv is not available, using pip"
 	$(call INSTALL,"$(TORCH)")
 	$(call INSTALL,-e ".[dev]")
