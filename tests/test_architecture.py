@@ -39,7 +39,7 @@ FRAMEWORKS = {
     "integrations/lightning.py": {"lightning", "pytorch_lightning"},
     "integrations/transformers.py": {"transformers"},
 }
-LIBRARY = {"torch", "numpy", "numba", "llvmlite", "mpi4py", "gradsieve"}
+LIBRARY = {"torch", "typing_extensions", "numpy", "numba", "llvmlite", "mpi4py", "gradsieve"}
 
 
 def part_of(path: Path) -> str:
