@@ -100,7 +100,7 @@ class OkTopk(Reducer[OkTopkState]):
             threshold, predicted = _threshold(spread, k), spread.count_before(state.threshold)
         blocks, summaries, sizes = self._gathered(owned.above(threshold), summary, state, channel)  # 4
         total = SparseVector.concatenate(blocks)
-        kept = local.undelivered(scattered.sent, total)  # 5
+        kept = scattered.rounding.undelivered(total)  # 5
         reached = sum(sizes) if predicted is None else predicted
         spread = _spread(comm.rank, summaries)
         return Reduced(total, Sum([kept, channel.leftover()])), self._next(state, k, spread, sizes, reached)
@@ -177,5 +177,5 @@ def _evened(block: SparseVector, sizes: Sequence[int], channel: Channel) -> Spar
     scattered = channel.scatter(block, parts)
     arrived = [part for _, part in sorted(scattered.arriving, key=lambda item: item[0])]
     channel.check_order(arrived)
-    channel.keep(block.beyond(scattered.sent))
+    channel.keep(scattered.rounding.error)
     return SparseVector.concatenate(arrived)
