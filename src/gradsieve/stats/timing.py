@@ -87,9 +87,9 @@ class TimedComm(Comm):
         with self.clock.phase("communicate"):
             return self.comm.all_reduce(tensor)
 
-    def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """See `Comm.exchange`."""
-        arrivals = self.comm.exchange(buffers)
+    def all_to_all(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """See `Comm.all_to_all`."""
+        arrivals = self.comm.all_to_all(buffers)
         while True:
             with self.clock.phase("communicate"):
                 arrived = next(arrivals, None)

@@ -110,7 +110,7 @@ class Channel:
         self, messages: Sequence[Tensor], own: SparseVector, allowed: tuple[int, int]
     ) -> Iterator[tuple[int, SparseVector]]:
         with phase("scatter"):
-            for source, message in self.comm.exchange(messages):
+            for source, message in self.comm.all_to_all(messages):
                 mine = source == self.comm.rank
                 yield source, own if mine else self.codec.unpack(message, self._expected, *allowed, source).vector
 
