@@ -57,8 +57,8 @@ def test_a_run_holds_no_indices_and_no_copy() -> None:
 
 
 @pytest.mark.parametrize(("start", "count"), [(-1, 3), (8, 3), (0, 11), (11, 0)])
-def test_runs_that_do_not_lie_in_the_vector_are_refused(start: int, count: int) -> None:
-    with pytest.raises(InputError, match=rf"a run must lie in \[0, 10\), got shape \({count},\) from {start} on"):
+def test_runs_that_are_not_in_the_vector_are_refused(start: int, count: int) -> None:
+    with pytest.raises(InputError, match=rf"a run must be in \[0, 10\), got shape \({count},\) starting at {start}"):
         SparseVector.run(torch.ones(count), start, 10)
 
 

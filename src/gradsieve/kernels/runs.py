@@ -66,26 +66,33 @@ def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_value
                 _mark(touched, offset)
                 position += _ONE
             positions[run] = np.int64(position)
-        for word in range(touched.size):
-            bits = touched[word]
-            touched[word] = 0
-            first, after = uint64(64 * word), found + uint64(count_set(bits))
-            for _ in range(READ_AT_ONCE):
-                # May read past the last entry: the window is zero there, and stays zero.
-                offset = first + (uint64(lowest_set(bits)) & _BIT_MASK)
-                out_indices[found] = start + np.int64(offset)
-                out_values[found] = window[offset]
-                window[offset] = 0
-                found += _ONE
-                bits &= bits - _ONE
-            while bits:
-                offset = first + uint64(lowest_set(bits))
-                out_indices[found] = start + np.int64(offset)
-                out_values[found] = window[offset]
-                window[offset] = 0
-                found += _ONE
-                bits &= bits - _ONE
-            found = after
+        found = _read_window(window, touched, start, found, out_indices, out_values)
+
+
+@_inlined
+def _read_window(window: Any, touched: Any, start: Any, found: Any, out_indices: Any, out_values: Any) -> Any:
+    """Write the marked entries of a window to the output, and clear it; returns the number of entries so far."""
+    for word in range(touched.size):
+        bits = touched[word]
+        touched[word] = 0
+        first, after = uint64(64 * word), found + uint64(count_set(bits))
+        for _ in range(READ_AT_ONCE):
+            # May read past the last entry: the window is zero there, and stays zero.
+            offset = first + (uint64(lowest_set(bits)) & _BIT_MASK)
+            out_indices[found] = start + np.int64(offset)
+            out_values[found] = window[offset]
+            window[offset] = 0
+            found += _ONE
+            bits &= bits - _ONE
+        while bits:
+            offset = first + uint64(lowest_set(bits))
+            out_indices[found] = start + np.int64(offset)
+            out_values[found] = window[offset]
+            window[offset] = 0
+            found += _ONE
+            bits &= bits - _ONE
+        found = after
+    return found
 
 
 @_inlined

@@ -13,7 +13,7 @@ import torch
 
 from gradsieve.kernels.lanes import STORE_ALIGNMENT_BYTES
 
-CHUNK_ENTRIES = 1 << 23  # at least so many per thread: in shorter passes torch's OpenMP workers still spin on the core
+CHUNK_ENTRIES = 1 << 23  # a thread's least share: in shorter passes torch's OpenMP workers still spin on its core
 
 
 def chunk_bounds(numel: int) -> list[int]:

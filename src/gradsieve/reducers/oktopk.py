@@ -96,7 +96,7 @@ class OkTopk(Reducer[OkTopkState]):
         summary = self._summary(owned, k, comm.size)
         threshold, predicted = state.threshold, None
         if state.evaluate or k != state.k:  # 3
-            spread = _spread(comm.rank, [part.numpy() for part in channel.told_by_all(torch.from_numpy(summary))])
+            spread = _spread(comm.rank, [part.numpy() for part in channel.gather_numbers(torch.from_numpy(summary))])
             threshold, predicted = _threshold(spread, k), spread.count_before(state.threshold)
         blocks, summaries, sizes = self._gathered(owned.above(threshold), summary, state, channel)  # 4
         total = SparseVector.concatenate(blocks)
@@ -114,7 +114,7 @@ class OkTopk(Reducer[OkTopkState]):
         comm = channel.comm
         ranks = torch.from_numpy(point_ranks(local.nnz, self.points_per_region * comm.size))
         points = local.indices[ranks.to(local.indices.device)].cpu().long()
-        gathered = [part.tolist() for part in channel.told_by_all(torch.cat([torch.tensor([local.nnz]), points]))]
+        gathered = [part.tolist() for part in channel.gather_numbers(torch.cat([torch.tensor([local.nnz]), points]))]
         parts = [Summary(part[0] if part else -1, np.array(part[1:], np.int64)) for part in gathered]
         spread = Spread(comm.rank, parts, (0, local.numel - 1), descending=False)
         if spread.total == 0:
@@ -136,7 +136,7 @@ class OkTopk(Reducer[OkTopkState]):
     ) -> tuple[list[SparseVector], list[Array], list[int]]:
         """The blocks that make up the total, the ranks' summaries, and the sizes that blocks had at their owners."""
         if state.skewed:
-            sizes = [int(size) for size in channel.told_by_all(torch.tensor([block.nnz]))]
+            sizes = [int(size) for size in channel.gather_numbers(torch.tensor([block.nnz]))]
             return *channel.gather_blocks(_evened(block, sizes, channel), note=summary), sizes
         blocks, summaries = channel.gather_blocks(block, state.bounds[channel.comm.rank], summary)
         return blocks, summaries, [block.nnz for block in blocks]

@@ -58,7 +58,7 @@ class SparseVector:
     def run(cls, values: Tensor, start: int, numel: int) -> SparseVector:
         """The entries `[start, start + values.numel())`, zeros included, without an index array and without a copy."""
         if values.dim() != 1 or not 0 <= start <= numel - values.numel():
-            raise InputError(f"a run must lie in [0, {numel}), got shape {tuple(values.shape)} from {start} on")
+            raise InputError(f"a run must be in [0, {numel}), got shape {tuple(values.shape)} starting at {start}")
         vector = object.__new__(cls)
         vector._set(None, values, numel, start)
         return vector
@@ -221,11 +221,9 @@ class SparseVector:
 
         Copies of the object share its entries. Equal entries in different memory count as different.
         """
-        if (self.numel, self.nnz, self.is_run, self.span) != (other.numel, other.nnz, other.is_run, other.span):
+        if self.numel != other.numel or self.is_run != other.is_run or not _same_memory(self.values, other.values):
             return False
-        if not _same_memory(self.values, other.values):
-            return False
-        return self.is_run or _same_memory(self.indices, other.indices)
+        return self.span == other.span if self.is_run else _same_memory(self.indices, other.indices)
 
     @property
     def parts(self) -> Sequence[SparseVector]:
@@ -263,8 +261,9 @@ def _positions(indices: Tensor, bounds: Sequence[int]) -> list[int]:
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of equal length are views of the same elements."""
-    return (a.data_ptr(), a.stride(), a.dtype, a.device) == (b.data_ptr(), b.stride(), b.dtype, b.device)
+    """Whether two 1-D tensors are views of the same elements."""
+    same_elements = a.data_ptr() == b.data_ptr() and a.numel() == b.numel() and a.stride() == b.stride()
+    return same_elements and a.dtype == b.dtype and a.device == b.device
 
 
 def _checked(indices: Tensor, values: Tensor, numel: int) -> Tensor:

@@ -115,7 +115,7 @@ class Channel:
                 yield source, own if mine else self.codec.unpack(message, self._expected, *allowed, source).vector
 
     @phase("agree")
-    def told_by_all(self, numbers: Tensor) -> list[Tensor]:
+    def gather_numbers(self, numbers: Tensor) -> list[Tensor]:
         """A few numbers of each rank, in rank order."""
         return self.comm.all_gather_v(numbers)
 
@@ -125,13 +125,13 @@ class Channel:
         packed = self._packed(vector, low, note)
         vectors, notes = [], []
         for source, message in enumerate(self.comm.all_gather_v(packed.message)):
-            decoded, told = packed.rounding.decoded, note
+            decoded, arrived = packed.rounding.decoded, note
             if source != self.comm.rank:
-                decoded, told = self.codec.unpack(message, self._expected, 0, vector.numel, source)
-            if note.size and not told.size:
+                decoded, arrived = self.codec.unpack(message, self._expected, 0, vector.numel, source)
+            if note.size and not arrived.size:
                 raise MessageError(f"rank {self.comm.rank}: the message of rank {source} has no note")
             vectors.append(decoded)
-            notes.append(told)
+            notes.append(arrived)
         return Gathered(vectors, notes)
 
     def gather_blocks(self, block: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:

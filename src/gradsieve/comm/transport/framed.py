@@ -38,7 +38,7 @@ class FramedArrival(NamedTuple):
 class FramedTransport(LinkedTransport):
     """For Gloo, where a message may be shorter than the buffer that is posted for it.
 
-    So lengths need not be sent in a call of their own, which would take 1 to 7 ms on Gloo.
+    So no separate call is needed to send lengths. A small call takes 1 to 7 ms on Gloo, whatever its size.
     """
 
     seconds_per_byte: float = math.inf

@@ -2,7 +2,7 @@
 
 1. At one of the first calls the ranks connect to each other's local addresses (see `rendezvous`). Ranks that can do so
    are on one machine. The addresses are abstract ones, which only Linux has: they leave nothing to clean up, and they
-   do not reach into another network namespace, because whoever separates networks wants them to be used.
+   do not reach into another network namespace, because separate networks are meant to be used.
 2. From then on a message to such a rank is written to a shared buffer, which is memory without a name (memfd): it is
    freed with the process, however that ends. The message's location is sent through the connection, and with the first
    location the buffer's file descriptor. The reader copies the message. The loss of a peer is noticed at once: its
