@@ -37,9 +37,14 @@ class CountingComm(Comm):
         comm: The comm that carries the messages.
 
     Example:
-        >>> counting = CountingComm(comm)
-        >>> counting.all_gather_v(torch.ones(3))
-        >>> counting.traffic.bytes_received
+        >>> import torch
+        >>> from gradsieve.testing import run_ranks
+        >>> def bytes_received(comm):
+        ...     counting = CountingComm(comm)
+        ...     counting.all_gather_v(torch.ones(3))
+        ...     return counting.traffic.bytes_received
+        >>> run_ranks(2, bytes_received)
+        [20, 20]
     """
 
     def __init__(self, comm: Comm) -> None:

@@ -55,6 +55,12 @@ class LocalComm(Comm):
     Args:
         rank: The number of this rank.
         room: Shared by all ranks of the run.
+
+    Example:
+        >>> import torch
+        >>> from gradsieve.testing import run_ranks
+        >>> run_ranks(2, lambda comm: comm.all_reduce(torch.tensor([comm.rank + 1.0])).tolist())
+        [[3.0], [3.0]]
     """
 
     def __init__(self, rank: int, room: Room) -> None:

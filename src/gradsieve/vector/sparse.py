@@ -33,6 +33,7 @@ class SparseVector:
         InputError: If shapes, types or the order of the indices are wrong.
 
     Example:
+        >>> import torch
         >>> vector = SparseVector(torch.tensor([1, 4]), torch.tensor([2.0, -3.0]), numel=6)
         >>> vector.to_dense()
         tensor([ 0.,  2.,  0.,  0., -3.,  0.])

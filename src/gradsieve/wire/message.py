@@ -99,7 +99,9 @@ class Codec:
         UnknownNameError: If there is no code of that name.
 
     Example:
-        >>> REDUCERS["oktopk"](codec=Codec(values="bf16"))
+        >>> from gradsieve import REDUCERS
+        >>> REDUCERS["oktopk"](codec=Codec(values="bf16")).codec
+        Codec(values='bf16', indices='auto')
     """
 
     values: str = "exact"  # codes with fewer bits send less, and leave a larger rounding error
