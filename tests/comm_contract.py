@@ -52,10 +52,10 @@ def assert_same(arrived: Tensor | None, expected: Tensor) -> None:
     assert torch.equal(arrived, expected)
 
 
-def exchange_lengths(comm: Comm, length: Callable[[int, int], int], dtype: torch.dtype, salt: int = 0) -> None:
-    """One exchange of `length(source, to)` entries for each pair, checked in order and content."""
+def send_lengths_to_all(comm: Comm, length: Callable[[int, int], int], dtype: torch.dtype, salt: int = 0) -> None:
+    """One `all_to_all` of `length(source, to)` entries for each pair, checked in order and content."""
     me = comm.rank
-    arrived = list(comm.exchange([payload(me, to, length(me, to), dtype, salt) for to in range(comm.size)]))
+    arrived = list(comm.all_to_all([payload(me, to, length(me, to), dtype, salt) for to in range(comm.size)]))
     assert [source for source, _ in arrived] == [(me - step) % comm.size for step in range(comm.size)]
     for source, buffer in arrived:
         assert_same(buffer, payload(source, me, length(source, me), dtype, salt))
@@ -107,28 +107,28 @@ def all_reduce_of_a_strided_view_is_right_or_refused(comm: Comm) -> None:
     assert matrix[:, 1].tolist() == [1] * 6
 
 
-def exchange_gives_ones_own_buffer_without_a_copy(comm: Comm) -> None:
+def all_to_all_gives_ones_own_buffer_without_a_copy(comm: Comm) -> None:
     buffers = [payload(comm.rank, to, 3) for to in range(comm.size)]
-    source, own = next(arrivals := comm.exchange(buffers))
+    source, own = next(arrivals := comm.all_to_all(buffers))
     assert source == comm.rank
     assert own is buffers[comm.rank]
     assert len(list(arrivals)) == comm.size - 1
 
 
-def exchange_takes_any_lengths(comm: Comm) -> None:
+def all_to_all_takes_any_lengths(comm: Comm) -> None:
     for salt, dtype in enumerate(DTYPES):
-        exchange_lengths(comm, lambda source, to: 5, dtype, salt)
-        exchange_lengths(comm, lambda source, to: 13 * source + 5 * to, dtype, salt)
-        exchange_lengths(comm, lambda source, to: 100 * ((source + to) % 2), dtype, salt)
-        exchange_lengths(comm, lambda source, to: 0, dtype, salt)
-        exchange_lengths(comm, lambda source, to: 1000 * (source == comm.size - 1), dtype, salt)
+        send_lengths_to_all(comm, lambda source, to: 5, dtype, salt)
+        send_lengths_to_all(comm, lambda source, to: 13 * source + 5 * to, dtype, salt)
+        send_lengths_to_all(comm, lambda source, to: 100 * ((source + to) % 2), dtype, salt)
+        send_lengths_to_all(comm, lambda source, to: 0, dtype, salt)
+        send_lengths_to_all(comm, lambda source, to: 1000 * (source == comm.size - 1), dtype, salt)
 
 
-def exchange_takes_large_messages(comm: Comm) -> None:
-    exchange_lengths(comm, lambda source, to: FITS_FIRST_PART + (source + to) % 3 - 1, torch.uint8)
-    exchange_lengths(comm, lambda source, to: FIRST_PART_BYTES + (source + to) % 3 - 1, torch.uint8)
-    exchange_lengths(comm, lambda source, to: FITS_FIRST_PART // 4 + (source + to) % 2, torch.float32)
-    exchange_lengths(comm, lambda source, to: 600_000 * (source == 0), torch.float32)
+def all_to_all_takes_large_messages(comm: Comm) -> None:
+    send_lengths_to_all(comm, lambda source, to: FITS_FIRST_PART + (source + to) % 3 - 1, torch.uint8)
+    send_lengths_to_all(comm, lambda source, to: FIRST_PART_BYTES + (source + to) % 3 - 1, torch.uint8)
+    send_lengths_to_all(comm, lambda source, to: FITS_FIRST_PART // 4 + (source + to) % 2, torch.float32)
+    send_lengths_to_all(comm, lambda source, to: 600_000 * (source == 0), torch.float32)
 
 
 def all_to_all_v_is_in_rank_order(comm: Comm) -> None:
@@ -190,7 +190,7 @@ def senders_may_overwrite_their_buffers(comm: Comm) -> None:
         arrived = comm.all_to_all_v(buffers)
         for buffer in buffers:
             buffer.fill_(-1)
-        exchange_lengths(comm, lambda source, to, numel=numel: numel, torch.float32, salt=1)
+        send_lengths_to_all(comm, lambda source, to, numel=numel: numel, torch.float32, salt=1)
         for source in set(range(comm.size)) - {comm.rank}:
             assert_same(arrived[source], payload(source, comm.rank, numel))
 
@@ -211,7 +211,7 @@ def many_calls_stay_in_step(comm: Comm) -> None:
     for salt in range(12):
         if salt % 4 == comm.rank:
             time.sleep(0.003)
-        exchange_lengths(comm, lambda source, to, salt=salt: (7 * source + to + salt) % 5, torch.int32, salt)
+        send_lengths_to_all(comm, lambda source, to, salt=salt: (7 * source + to + salt) % 5, torch.int32, salt)
         if comm.size > 1:
             send_lengths(comm, lambda rank, salt=salt: (rank + salt) % 3, torch.int32, salt)
         total = comm.all_reduce(torch.tensor([comm.rank + salt]))
@@ -223,9 +223,9 @@ CHECKS = (
     all_reduce_gives_the_same_bits_everywhere,
     all_reduce_changes_only_its_slice,
     all_reduce_of_a_strided_view_is_right_or_refused,
-    exchange_gives_ones_own_buffer_without_a_copy,
-    exchange_takes_any_lengths,
-    exchange_takes_large_messages,
+    all_to_all_gives_ones_own_buffer_without_a_copy,
+    all_to_all_takes_any_lengths,
+    all_to_all_takes_large_messages,
     all_to_all_v_is_in_rank_order,
     all_gather_v_is_in_rank_order,
     send_recv_of_neither_half_is_nothing,
@@ -309,11 +309,11 @@ class SomeLink:
 
 
 def told_of_loss(comm: Comm) -> tuple[str, float]:
-    """What a rank is told when it goes on exchanging though a peer does not, and after how many seconds."""
+    """What a rank is told when it goes on calling though a peer does not, and after how many seconds."""
     began = time.perf_counter()
     try:
         for _ in range(3):
-            list(comm.exchange([torch.ones(600_000)] * comm.size))
+            list(comm.all_to_all([torch.ones(600_000)] * comm.size))
     except PeerLostError as error:
         return str(error), time.perf_counter() - began
     return "nothing", time.perf_counter() - began
@@ -340,12 +340,12 @@ def assert_all_were_told(outcomes: list[Any], victim: int, within_seconds: float
             assert seconds < within_seconds
 
 
-def seen_after_exchanges(comm: Comm, count: int, look: Callable[[], Any]) -> list[Any]:
-    """What is to be seen after each of some exchanges; then the world ends."""
-    seen = []
+def observed_after_calls(comm: Comm, count: int, look: Callable[[], Any]) -> list[Any]:
+    """What `look` returns after each of some calls; then the process group is destroyed."""
+    observed = []
     for _ in range(count):
-        list(comm.exchange([torch.ones(3)] * comm.size))
-        seen.append(look())
+        list(comm.all_to_all([torch.ones(3)] * comm.size))
+        observed.append(look())
     dist.barrier()
     dist.destroy_process_group()
-    return seen
+    return observed

@@ -16,7 +16,7 @@ import torch
 
 import gradsieve.kernels.fields
 import gradsieve.kernels.gaps
-import gradsieve.kernels.places
+import gradsieve.kernels.positions
 import gradsieve.kernels.signs
 import gradsieve.kernels.twobits  # noqa: F401  (compiled code cannot be instrumented: it is imported before)
 

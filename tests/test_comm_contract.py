@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from comm_contract import check_contract, run_gloo
-from gradsieve.comm import Comm, CountingComm, TorchComm, Traffic
+from gradsieve.comm import Comm, CountingComm, LocalComm, Room, TorchComm, Traffic
 from gradsieve.comm.mpi import MpiComm
 from gradsieve.comm.transport import CountedTransport, FramedTransport, Link, Rounds, Transport
 from gradsieve.comm.transport.direct import DirectTransport
@@ -86,21 +86,27 @@ def _transport(group: dist.ProcessGroup, name: str) -> Transport:
         return FramedTransport(link)
     if name == "counted":
         return CountedTransport(link, torch.device("cpu"))
-    direct = DirectTransport(FramedTransport(link), connected_after=0 if name == "direct" else 4)
+    direct = DirectTransport(FramedTransport(link), connect_after=0 if name == "direct" else 4)
     if name == "direct":
         return direct
-    return (SharedMemoryTransport if name == "memory" else Distant)(direct, acquainted_after=0)
+    return (SharedMemoryTransport if name == "memory" else Distant)(direct, connect_after=0)
 
 
 class Distant(SharedMemoryTransport):
     """The first rank and the last are on different machines."""
 
-    def _acquaint(self, rounds: Rounds) -> None:
-        super()._acquaint(rounds)
+    def _connect(self, rounds: Rounds) -> None:
+        super()._connect(rounds)
         last = len(rounds)
-        if self._around.link.rank in (0, last):
-            self._near.pop(last - self._around.link.rank, None)
+        if self._inner.link.rank in (0, last):
+            self._local.pop(last - self._inner.link.rank, None)
         self.in_memory = False
+
+
+def test_exchange_is_the_former_name_of_all_to_all() -> None:
+    comm, buffer = LocalComm(0, Room(1)), torch.ones(3)
+    with pytest.deprecated_call(match="now called Comm.all_to_all"):
+        assert list(comm.exchange([buffer])) == list(comm.all_to_all([buffer])) == [(0, buffer)]
 
 
 @pytest.fixture(scope="module")

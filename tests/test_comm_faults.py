@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from comm_contract import FITS_FIRST_PART, exchange_lengths, run_gloo
+from comm_contract import FITS_FIRST_PART, run_gloo, send_lengths_to_all
 from gradsieve import InputError, MessageError, PeerLostError, TorchComm
 from gradsieve.comm import Comm
 from gradsieve.comm.mpi import MpiComm
@@ -59,15 +59,15 @@ def test_an_exception_without_text_gets_the_rank_as_a_note() -> None:
         run_ranks(2, work)
 
 
-def exchange_once(comm: Comm) -> None:
-    list(comm.exchange([torch.ones(3)] * comm.size))
+def call_once(comm: Comm) -> None:
+    list(comm.all_to_all([torch.ones(3)] * comm.size))
 
 
 def receive_from_rank_1(comm: Comm) -> None:
     comm.send_recv(torch.ones(3), None, 1)
 
 
-@pytest.mark.parametrize("wait", [exchange_once, receive_from_rank_1])
+@pytest.mark.parametrize("wait", [call_once, receive_from_rank_1])
 def test_a_rank_that_returns_early_is_named(wait: Callable[[Comm], None]) -> None:
     def work(comm: Comm) -> None:
         if comm.rank != 1:
@@ -96,7 +96,7 @@ def test_a_silent_thread_runs_into_the_timeout() -> None:
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_run_of_no_ranks_is_refused(size: int) -> None:
     with pytest.raises(InputError, match=f"size must be at least 1, got {size}"):
-        run_ranks(size, exchange_once)
+        run_ranks(size, call_once)
 
 
 def test_torch_comm_needs_torch_distributed() -> None:
@@ -132,7 +132,7 @@ def test_a_nonsense_length_is_an_error(told: dict[str, Any], transport: str, len
 
 
 def test_bytes_that_are_no_values_are_an_error(told: dict[str, Any]) -> None:
-    sentence = "MessageError: rank 0: rank 1 sent 5 bytes, which are no torch.float32 values"
+    sentence = "MessageError: rank 0: rank 1 sent 5 bytes, which is not a whole number of torch.float32 values"
     assert told["five bytes"] == sentence
 
 
@@ -145,8 +145,8 @@ def test_a_timeout_must_be_positive(told: dict[str, Any]) -> None:
 
 
 def test_a_silent_peer_runs_into_the_timeout(told: dict[str, Any]) -> None:
-    assert told["exchange"].startswith("PeerLostError: rank 0: lost rank 1 or had no answer within 1 s")
-    assert "1000ms" in told["exchange"]
+    assert told["all_to_all"].startswith("PeerLostError: rank 0: lost rank 1 or had no answer within 1 s")
+    assert "1000ms" in told["all_to_all"]
 
 
 def test_a_peer_stays_lost(told: dict[str, Any]) -> None:
@@ -185,18 +185,18 @@ def _ill_treated(rank: int, folder: Path) -> dict[str, str]:
                 told[f"{name} {length}"] = _said(receive_from_rank_1, ours)
             else:
                 link.send(torch.tensor([length]).view(torch.uint8), 0).wait()
-            exchange_lengths(ours, lambda source, to: FITS_FIRST_PART + source, torch.uint8)
+            send_lengths_to_all(ours, lambda source, to: FITS_FIRST_PART + source, torch.uint8)
     if rank == 0:
         told["five bytes"] = _said(receive_from_rank_1, comm)
     else:
         comm.send_recv(torch.ones(5, dtype=torch.uint8), 0, None)
     told["strided"] = _said(comm.all_reduce, torch.ones(6, 2)[:, 0])
     told["no timeout"] = _said(lambda: TorchComm(timeout_seconds=0))
-    exchange_lengths(comm, lambda source, to: 3, torch.float32)
+    send_lengths_to_all(comm, lambda source, to: 3, torch.float32)
     if rank == 0:
         impatient = TorchComm(timeout_seconds=1)
         told["all_reduce"] = _said(impatient.all_reduce, torch.ones(3))
-        told["exchange"] = _said(exchange_once, impatient)
+        told["all_to_all"] = _said(call_once, impatient)
         told["after"] = _said(receive_from_rank_1, impatient)
     _meet(rank, (0, 1) if rank else (0,), folder)
     return told
@@ -204,7 +204,7 @@ def _ill_treated(rank: int, folder: Path) -> dict[str, str]:
 
 def _killed_peer(rank: int, folder: Path) -> str:
     comm = TorchComm(timeout_seconds=PATIENT_SECONDS)
-    exchange_once(comm)
+    call_once(comm)
     survivors = [r for r in range(comm.size) if r != VICTIM]
     if rank == VICTIM:
         # Once it has heard from all others, all their messages are under way: they wait for the victim only.
@@ -212,7 +212,7 @@ def _killed_peer(rank: int, folder: Path) -> str:
         for source in survivors:
             transport.receive(source).wait()
         os.kill(os.getpid(), signal.SIGKILL)
-    sentence = _said(lambda: list(comm.exchange([torch.ones(600_000)] * comm.size)))
+    sentence = _said(lambda: list(comm.all_to_all([torch.ones(600_000)] * comm.size)))
     # A survivor that ended now would be lost itself: did the others hear of the victim, or of the survivor?
     _meet(rank, survivors, folder)
     return sentence

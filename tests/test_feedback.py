@@ -13,7 +13,7 @@ from gradsieve.reducers.protocol import NoState, Reduced
 from gradsieve.reducers.topka import TopkA
 from gradsieve.selectors.exact import Exact
 from gradsieve.testing import run_ranks
-from gradsieve.vector import Sum
+from gradsieve.vector import Rounding, Sum
 from gradsieve.vector.pieces import Pieces
 
 NUMEL = 300
@@ -90,20 +90,23 @@ def test_a_nan_on_one_rank_skips_the_step_on_all(name: str) -> None:
     run_ranks(4, rank)
 
 
+@pytest.mark.parametrize("kept_first", [False, True])
 @pytest.mark.parametrize("rounding", [False, True])
-def test_settling_by_what_has_changed_is_settling_by_all_entries(rounding: bool) -> None:
-    """Also where more comes back that was rounded away: at entries that were sent, and at others."""
+def test_settling_by_what_has_changed_is_settling_by_all_entries(rounding: bool, kept_first: bool) -> None:
+    """Also with a second part of the leftover, such as rounding errors, at entries that were sent and at others."""
     numel = gradient(0, 0).numel()
-    places = torch.arange(0, numel, 3)
-    total = SparseVector(places[::2].contiguous(), torch.ones(places[::2].numel()), numel)
+    positions = torch.arange(0, numel, 3)
+    total = SparseVector(positions[::2].contiguous(), torch.ones(positions[::2].numel()), numel)
     more = SparseVector(torch.arange(0, numel, 4), torch.full((-(-numel // 4),), 0.125), numel)
     outcomes = []
     for known in (True, False):
         feedback, out = Residual(), Pieces([gradient(0, 0)])
         accumulated, *_ = feedback.accumulate(out, out, feedback.init(out), None, 0)
-        sent = SparseVector(places, accumulated[places], numel)
-        seen = SparseVector(places, sent.values.bfloat16().float(), numel) if rounding else sent
-        leftover: SparseVector = Sum([sent.undelivered(seen, total), more])
+        sent = SparseVector(positions, accumulated[positions], numel)
+        decoded = SparseVector(positions, sent.values.bfloat16().float(), numel)
+        kept = (Rounding(sent, decoded) if rounding else Rounding.none(sent)).undelivered(total)
+        assert kept.change_from(sent) is not None
+        leftover: SparseVector = Sum([kept, more] if kept_first else [more, kept])
         if not known:
             leftover = SparseVector(leftover.indices, leftover.values, numel)
         outcomes.append(feedback.settle(accumulated, out, sent, leftover, feedback.init(out)).residual)
@@ -121,8 +124,8 @@ def test_momentum_stops_where_it_was_delivered_also_if_everything_was_sent() -> 
         accumulated, *_ = feedback.accumulate(out, out, state, None, 0)
         sent = SparseVector.full(accumulated.clone() if copied else accumulated)
         total = SparseVector(torch.tensor([0, 2]), torch.tensor([1.0, 3.0]), 4)
-        seen = SparseVector.full(sent.values.clone() - 0.25)
-        leftover = Sum([sent.undelivered(seen, total), SparseVector(torch.tensor([1]), torch.tensor([0.125]), 4)])
+        rounding = Rounding(sent, SparseVector.full(sent.values.clone() - 0.25))
+        leftover = Sum([rounding.undelivered(total), SparseVector(torch.tensor([1]), torch.tensor([0.125]), 4)])
         velocities.append(feedback.settle(accumulated, out, sent, leftover, state).velocity)
     assert velocities[0].tolist() == velocities[1].tolist() == [0.0, -2.5, 0.0, 0.75]
 

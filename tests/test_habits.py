@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from patterns import PATTERNS
 
 from gradsieve import REDUCERS, __version__
 from gradsieve.comm import Comm
 from gradsieve.reducers.protocol import Reduced, Reducer
 from gradsieve.testing import run_ranks
 from gradsieve.wire import Codec
-from patterns import PATTERNS
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

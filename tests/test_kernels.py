@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradsieve.kernels import cpu, gaps, kernels, reference, signs, twobits
+from gradsieve.kernels import threads as shared_passes
 
 DTYPES = [torch.float32, torch.float64]
 NUMELS = [1, 31, 32, 33, 1000, 4099]
@@ -23,7 +24,7 @@ LARGE = 2 * SMALL_CHUNK + 77  # enough for two threads to share
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(cpu, "CHUNK_ENTRIES", SMALL_CHUNK)
+    monkeypatch.setattr(shared_passes, "CHUNK_ENTRIES", SMALL_CHUNK)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -142,9 +143,10 @@ def test_sum_runs_exclude_and_above(dtype: torch.dtype, numel: int, sizes: tuple
     assert_same(cpu.shared(runs[0][0], runs[-1][0]), reference.shared(runs[0][0], runs[-1][0]))
     for floor in (0.0, 2.0, 9.0):
         assert_same(cpu.above(runs[-1], floor), reference.above(runs[-1], floor))
-    seen = runs[0][1].clamp(-1, 2)  # of some values nothing is left
-    assert_same(cpu.beyond(runs[0], seen), reference.beyond(runs[0], seen))
-    assert_same(cpu.rounded_off(runs[0], seen, runs[-1][0]), reference.rounded_off(runs[0], seen, runs[-1][0]))
+    decoded = runs[0][1].clamp(-1, 2)  # some values have no rounding error
+    assert_same(cpu.difference(runs[0], decoded), reference.difference(runs[0], decoded))
+    delivered = runs[-1][0]
+    assert_same(cpu.difference_at(runs[0], decoded, delivered), reference.difference_at(runs[0], decoded, delivered))
 
 
 def test_runs_are_added_in_order_since_sums_depend_on_it() -> None:
@@ -164,7 +166,7 @@ def test_sum_runs_keeps_sums_that_cancel_since_they_were_delivered() -> None:
 @pytest.mark.parametrize("start", [9_000, 9_002])  # the second is in both runs: a stretch ends before it
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sum_runs_where_some_stretches_have_one_run_only(dtype: torch.dtype, start: int) -> None:
-    """As what is rounded away: one run from everywhere, one from a single region; and runs that do not meet at all."""
+    """As rounding errors are: one run from everywhere, one from a single region; and runs that do not overlap."""
     everywhere = torch.arange(0, 40_000, 7, dtype=torch.int32)
     region = torch.arange(start, 17_000, 5, dtype=torch.int32)
     beyond = torch.arange(50_000, 60_000, 3, dtype=torch.int32)
@@ -184,10 +186,10 @@ def test_sum_runs_does_not_spread_a_nan() -> None:
 def test_all_finite(dtype: torch.dtype, odd: float | None) -> None:
     limits = torch.finfo(dtype)
     x = torch.tensor([0.0, -0.0, limits.max, limits.min, limits.tiny] * 20, dtype=dtype)
-    for place in (0, 37, 99):
+    for position in (0, 37, 99):
         y = x.clone()
         if odd is not None:
-            y[place] = odd
+            y[position] = odd
         assert cpu.all_finite(y) is reference.all_finite(y) is (odd is None)
     assert cpu.all_finite(x[:0]) is True
 
@@ -207,7 +209,7 @@ def test_first_disorder(dtype: torch.dtype, indices: list[int], position: int) -
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_write_and_settle(dtype: torch.dtype, numel: int, threads: int) -> None:
     sent, values = picks(numel, (numel + 1) // 2, dtype, 3)
-    leftover = sent[::2].contiguous(), (sent[::2] % 3 + 1).to(dtype)  # the same as sent in a third of the places
+    leftover = sent[::2].contiguous(), (sent[::2] % 3 + 1).to(dtype)  # the same as sent in a third of the positions
     for name, arguments in {
         "write_sparse_": (sent, values),
         "put_": (sent, values),

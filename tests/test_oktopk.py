@@ -250,10 +250,10 @@ class Lying(Comm):
     def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
         return self.comm.send_recv(buffer, to, source)
 
-    def exchange(self, buffers: Any) -> Any:
+    def all_to_all(self, buffers: Any) -> Any:
         lies = self.left == 0
         self.left -= 1
-        for source, buffer in self.comm.exchange(buffers):
+        for source, buffer in self.comm.all_to_all(buffers):
             yield source, self.lie.clone() if lies and source != self.rank else buffer
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradsieve import InputError, SparseVector
 from gradsieve.feedback import MomentumResidual, Residual
-from gradsieve.vector import Chain, Difference, add
+from gradsieve.vector import Chain, Difference, Rounding, add
 from gradsieve.vector.pieces import Pieces
 from gradsieve.wire import Codec
 from gradsieve.wire.message import Expected, unpack
@@ -29,6 +29,10 @@ def run(start: int, stop: int, seed: int = 0, numel: int = NUMEL) -> SparseVecto
 
 def indexed(vector: SparseVector) -> SparseVector:
     return SparseVector(vector.indices.clone(), vector.values.clone(), vector.numel)
+
+
+def rounded(vector: SparseVector) -> Rounding:
+    return Rounding(vector, vector.with_values([vector.values + 1]))
 
 
 def written(vector: SparseVector, how: str) -> Tensor:
@@ -53,8 +57,8 @@ def test_a_run_holds_no_indices_and_no_copy() -> None:
 
 
 @pytest.mark.parametrize(("start", "count"), [(-1, 3), (8, 3), (0, 11), (11, 0)])
-def test_runs_that_do_not_lie_in_the_vector_are_refused(start: int, count: int) -> None:
-    with pytest.raises(InputError, match=rf"a run must lie in \[0, 10\), got shape \({count},\) from {start} on"):
+def test_runs_that_are_not_in_the_vector_are_refused(start: int, count: int) -> None:
+    with pytest.raises(InputError, match=rf"a run must be in \[0, 10\), got shape \({count},\) starting at {start}"):
         SparseVector.run(torch.ones(count), start, 10)
 
 
@@ -64,9 +68,9 @@ OPERATIONS: dict[str, Callable[[SparseVector], SparseVector]] = {
     "without": lambda v: v.without(run(6, 9)),
     "without nothing of it": lambda v: v.without(run(15, 20)),
     "without all": lambda v: v.without(run(0, 20)),
-    "undelivered": lambda v: v.undelivered(v.with_values([v.values + 1]), run(6, 9)),
-    "undelivered in part": lambda v: v.undelivered(v.with_values([v.values + 1]), indexed(run(6, 9))),
-    "undelivered of all": lambda v: v.undelivered(v.with_values([v.values + 1]), run(0, 20)),
+    "undelivered": lambda v: rounded(v).undelivered(run(6, 9)),
+    "undelivered in part": lambda v: rounded(v).undelivered(indexed(run(6, 9))),
+    "undelivered of all": lambda v: rounded(v).undelivered(run(0, 20)),
     "with other values": lambda v: v.with_values([v.values[:2] * 2, v.values[2:]]),
     "its sum": lambda v: add([v, v, v]),
     "sum with a longer run": lambda v: add([v, run(2, 14, 3)]),
@@ -127,14 +131,14 @@ def test_the_sum_of_equal_runs_is_a_run_in_the_order_given() -> None:
     assert add(reversed(vectors)).values.tolist() == [0.0, 3.0]  # 1 - 1e8 is -1e8 in float32
 
 
-def test_a_difference_is_what_was_rounded_away() -> None:
+def test_the_rounding_error_of_a_run_is_a_difference() -> None:
     vector = run(5, 12, 1)
-    seen = vector.with_values([vector.values.round() + 0.25])
-    away = vector.beyond(seen)
-    assert isinstance(away, Difference)
-    assert away.span == vector.span
-    assert torch.equal(seen.values + away.values, vector.values)
-    assert vector.beyond(vector).nnz == 0
+    decoded = vector.with_values([vector.values.round() + 0.25])
+    error = Rounding(vector, decoded).error
+    assert isinstance(error, Difference)
+    assert error.span == vector.span
+    assert torch.equal(decoded.values + error.values, vector.values)
+    assert Rounding.none(vector).error.nnz == 0
 
 
 @pytest.mark.parametrize("feedback", [Residual(), MomentumResidual(0.5)])
@@ -147,10 +151,10 @@ def test_settling_a_run_is_settling_its_indices(kept: str, feedback: Residual | 
         state = feedback.init(out)
         accumulated, *_ = feedback.accumulate(out, out, state, None, 0)
         sent = SparseVector.run(accumulated[5:12], 5, NUMEL)
-        seen = sent.with_values([torch.full((3,), 1.5), torch.full((4,), -0.5)])
+        decoded = sent.with_values([torch.full((3,), 1.5), torch.full((4,), -0.5)])
         leftover = {
             "rounding": SparseVector.concatenate(
-                [part.beyond(block) for part, block in zip(sent.split([5, 8, 12]), seen.blocks, strict=True)]
+                [Rounding(*parts).error for parts in zip(sent.split([5, 8, 12]), decoded.blocks, strict=True)]
             ),
             "nothing": SparseVector.empty(NUMEL, accumulated),
             "another run": run(7, 9, 3),
@@ -197,16 +201,16 @@ def test_signs_are_decoded_to_where_they_are_needed(count: int) -> None:
     expected = Expected(rank=0, numel=numel, k=1, dtype=torch.float32, device=torch.device("cpu"))
     packed = Codec("sign").pack(sent, expected, 3)
     arrived = unpack(packed.message, expected, 3, numel, source=1).vector
-    assert isinstance(packed.seen, Signed)
+    assert isinstance(packed.rounding.decoded, Signed)
     assert isinstance(arrived, Signed)
     decoded = SparseVector.run(arrived.values.clone(), 3, numel)
     fresh = unpack(packed.message, expected, 3, numel, source=1).vector
-    assert same(packed.seen, decoded)
+    assert same(packed.rounding.decoded, decoded)
     assert torch.equal(written(fresh, "put_in_"), written(decoded, "put_in_"))
-    away = SparseVector.run(values - decoded.values, 3, numel)
-    for seen in (fresh, decoded):
-        assert torch.equal(written(sent.beyond(seen), "put_in_"), written(away, "put_in_"))
-        assert same(sent.beyond(seen), away)
+    error = SparseVector.run(values - decoded.values, 3, numel)
+    for arrived in (fresh, decoded):
+        assert torch.equal(written(Rounding(sent, arrived).error, "put_in_"), written(error, "put_in_"))
+        assert same(Rounding(sent, arrived).error, error)
     assert torch.equal(add([sent, fresh, fresh]).values, add([sent, decoded, decoded]).values)
     assert torch.equal(add([fresh, sent]).values, add([decoded, sent]).values)
     for lengths in ([numel], [2, numel - 2], [min(count, 3) + 1, numel - min(count, 3) - 1]):

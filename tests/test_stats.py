@@ -94,8 +94,8 @@ class SlowComm(Comm):
         time.sleep(PAUSE)
         return self.comm.all_reduce(tensor)
 
-    def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        for arrived in self.comm.exchange(buffers):
+    def all_to_all(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        for arrived in self.comm.all_to_all(buffers):
             time.sleep(PAUSE)
             yield arrived
 
@@ -156,7 +156,7 @@ def test_only_waiting_for_an_arrival_is_communication() -> None:
             clock.now += 100
             raise RuntimeError("lost")
 
-        def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        def all_to_all(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
             for source, buffer in enumerate(buffers):
                 clock.now += 3
                 yield source, buffer
@@ -176,7 +176,7 @@ def test_only_waiting_for_an_arrival_is_communication() -> None:
     vector = gradsieve.SparseVector(torch.tensor([1, 3]), torch.tensor([1.0, 2.0]), 4)
     message = codec.pack(vector, expected, 0).message
     clock.enter("reduce")
-    for _ in comm.exchange([message, message]):
+    for _ in comm.all_to_all([message, message]):
         clock.now += 1000
         codec.unpack(message, expected, 0, 4, 1)
     comm.send_recv(message, 1, 1)

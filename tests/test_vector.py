@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradsieve import InputError, SparseVector
-from gradsieve.vector import Sum, add
+from gradsieve.vector import Removed, Replaced, Rounding, Sum, add
 
 
 def vector(entries: dict[int, float], numel: int = 10) -> SparseVector:
@@ -90,27 +92,59 @@ def test_without_leaves_what_the_other_does_not_have() -> None:
     assert entries(full) == {i: float(i) for i in range(10) if i not in (0, 4, 9)}
 
 
-def test_a_remainder_knows_what_has_changed_of_its_whole_only() -> None:
+def test_a_remainder_knows_its_change_from_its_whole_only() -> None:
     whole = vector({0: 1.0, 4: 2.0, 9: 3.0})
     part = whole.without(vector({4: 7.0, 5: 1.0}))
-    changed = part.changed_of(whole)
-    assert changed is not None
-    assert (changed[0].tolist(), changed[1]) == ([4], None)
-    assert part.changed_of(vector({0: 1.0, 4: 2.0, 9: 3.0})) is None
-    assert vector({0: 1.0}).changed_of(whole) is None
+    change = part.change_from(whole)
+    assert isinstance(change, Removed)
+    assert change.positions.tolist() == [4]
+    assert part.change_from(vector({0: 1.0, 4: 2.0, 9: 3.0})) is None
+    assert part.change_from(whole.split([0, 5, 10])[0]) is None
+    assert vector({0: 1.0}).change_from(whole) is None
 
 
-def test_of_what_was_delivered_the_rounding_is_kept() -> None:
+def test_a_change_stays_known_if_the_vectors_are_copied() -> None:
+    """A fast path that depends on which object is passed would be lost without anyone noticing."""
+    whole = vector({0: 1.0, 4: 2.0, 9: 3.0})
+    again = SparseVector.trusted(whole.entries, whole.numel)
+    full = SparseVector.full(torch.arange(10.0))
+    for sent, other in ((whole, copy.copy(whole)), (whole, again), (full, SparseVector.full(full.values))):
+        assert sent.shares_entries_with(other)
+        assert copy.copy(sent.without(vector({4: 7.0}))).change_from(other) is not None
+
+
+def test_vectors_share_entries_only_if_all_of_them_are_the_same() -> None:
+    longer = torch.arange(5.0)
+    values = longer[:4]
+    some = SparseVector.run(values, 2, 10)
+    others = [
+        SparseVector.run(values, 3, 10),
+        SparseVector.run(values, 2, 11),
+        SparseVector.run(values[:3], 2, 10),
+        SparseVector.run(values.clone(), 2, 10),
+        SparseVector.run(longer[1:], 2, 10),
+        SparseVector(torch.arange(2, 6), values, 10),
+    ]
+    assert not any(some.shares_entries_with(other) for other in others)
+    assert not vector({1: 1.0}).shares_entries_with(vector({1: 1.0}))
+
+
+def test_of_what_was_delivered_the_rounding_error_is_kept() -> None:
     sent = vector({0: 1.25, 4: 2.0, 9: 3.5})
-    seen = vector({0: 1.0, 4: 2.0, 9: 3.0})
-    kept = sent.undelivered(seen, vector({0: 5.0, 4: 5.0, 7: 5.0}))
-    changed = kept.changed_of(sent)
-    assert changed is not None
-    assert changed[1] is not None
-    assert (changed[0].tolist(), changed[1].tolist()) == ([0, 4], [0.25, 0.0])
+    rounding = Rounding(sent, vector({0: 1.0, 4: 2.0, 9: 3.0}))
+    kept = rounding.undelivered(vector({0: 5.0, 4: 5.0, 7: 5.0}))
+    change = kept.change_from(sent)
+    assert isinstance(change, Replaced)
+    assert (change.positions.tolist(), change.values.tolist()) == ([0, 4], [0.25, 0.0])
     assert entries(kept) == {0: 0.25, 9: 3.5}
-    assert entries(sent.undelivered(seen, SparseVector.full(torch.ones(10)))) == {0: 0.25, 9: 0.5}
-    assert entries(sent.undelivered(sent, vector({4: 5.0}))) == {0: 1.25, 9: 3.5}
+    assert entries(rounding.error) == {0: 0.25, 9: 0.5}
+    assert entries(rounding.undelivered(SparseVector.full(torch.ones(10)))) == {0: 0.25, 9: 0.5}
+
+
+def test_without_rounding_nothing_is_kept_of_what_was_delivered() -> None:
+    sent = vector({0: 1.25, 4: 2.0, 9: 3.5})
+    assert Rounding.none(sent).error.nnz == 0
+    assert entries(Rounding.none(sent).undelivered(vector({4: 5.0}))) == {0: 1.25, 9: 3.5}
 
 
 def test_a_sum_is_made_when_asked_for() -> None:
@@ -128,15 +162,15 @@ def test_add_refuses_nothing_and_different_lengths() -> None:
 
 
 def test_add_works_on_vectors_as_they_arrive() -> None:
-    seen = []
+    arrived = []
 
     def arriving() -> object:
         for number in range(5):
-            seen.append(number)
+            arrived.append(number)
             yield vector({number: 1.0, 9: 1.0})
 
     assert entries(add(arriving())) == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0, 9: 5.0}
-    assert seen == [0, 1, 2, 3, 4]
+    assert arrived == [0, 1, 2, 3, 4]
 
 
 @settings(max_examples=60, deadline=None)

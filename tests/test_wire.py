@@ -51,7 +51,8 @@ def test_round_trip_in_every_index_code(indices: list[int], dtype: torch.dtype, 
     agreed = expected(50, dtype)
     packed = Codec(indices=name).pack(sent, agreed, 0)
     arrived = unpack(packed.message, agreed, 0, 50, source=1).vector
-    assert packed.seen is sent
+    assert packed.rounding.exact
+    assert packed.rounding.decoded.shares_entries_with(sent)
     assert torch.equal(arrived.indices, sent.indices)
     assert torch.equal(arrived.values, sent.values)
 
@@ -86,7 +87,7 @@ def test_indices_beyond_int32_travel_as_int64() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", VALUE_CODES)
 def test_the_sender_knows_what_the_receiver_sees(name: str, dtype: torch.dtype) -> None:
-    """Bit for bit, and the rest it keeps: value = seen + rounded away."""
+    """Bit for bit, and it keeps the rounding error: value = decoded + error."""
     for count in (1, 2, 127, 128, 129, 256, 257, 1000):
         generator = torch.Generator().manual_seed(count)
         values = torch.randn(count, generator=generator, dtype=torch.float64).pow(3).to(dtype)
@@ -94,9 +95,9 @@ def test_the_sender_knows_what_the_receiver_sees(name: str, dtype: torch.dtype) 
         packed = Codec(values=name).pack(sent, expected(3000, dtype), 0)
         arrived = unpack(packed.message, expected(3000, dtype), 0, 3000, source=1).vector
         bits = torch.int32 if dtype == torch.float32 else torch.int64
-        assert torch.equal(arrived.values.view(bits), packed.seen.values.view(bits))
-        away = sent.beyond(packed.seen)
-        restored = packed.seen.to_dense() + away.to_dense()
+        assert torch.equal(arrived.values.view(bits), packed.rounding.decoded.values.view(bits))
+        error = packed.rounding.error
+        restored = packed.rounding.decoded.to_dense() + error.to_dense()
         largest = float(values.abs().max())  # next to which a small value's remainder is rounded itself
         torch.testing.assert_close(restored, sent.to_dense(), rtol=0, atol=1e-7 * largest)
 
@@ -108,14 +109,14 @@ def test_bf16_has_room_for_the_greatest_when_it_is_rounded_up(dtype: torch.dtype
     packed = Codec(values="bf16").pack(sent, expected(50, dtype), 0)
     arrived = unpack(packed.message, expected(50, dtype), 0, 50, source=1).vector
     assert torch.equal(arrived.values, sent.values.bfloat16().to(dtype))
-    assert torch.equal(packed.seen.values, arrived.values)
+    assert torch.equal(packed.rounding.decoded.values, arrived.values)
 
 
 @pytest.mark.parametrize(("name", "most"), [("bf16", 2**-8), ("fp16", 2**-11), ("int8", 1 / 254), ("int4", 1 / 14)])
 def test_values_are_rounded_to_the_nearest(name: str, most: float) -> None:
     values = torch.randn(1280, generator=torch.Generator().manual_seed(0))
     sent = SparseVector(torch.arange(1280), values, 1280)
-    seen = Codec(values=name).pack(sent, expected(1280), 0).seen.values
+    seen = Codec(values=name).pack(sent, expected(1280), 0).rounding.decoded.values
     if name in ("bf16", "fp16"):
         scale = values.abs()
         assert torch.equal(seen, values.to({"bf16": torch.bfloat16, "fp16": torch.float16}[name]).float())
@@ -126,7 +127,7 @@ def test_values_are_rounded_to_the_nearest(name: str, most: float) -> None:
 
 def test_a_sign_carries_the_mean_magnitude() -> None:
     values = torch.tensor([1.0, -2.0, 3.0, -4.0])
-    seen = Codec(values="sign").pack(SparseVector(torch.arange(4), values, 4), expected(4), 0).seen.values
+    seen = Codec(values="sign").pack(SparseVector(torch.arange(4), values, 4), expected(4), 0).rounding.decoded.values
     assert seen.tolist() == [2.5, -2.5, 2.5, -2.5]
 
 
@@ -135,9 +136,9 @@ def test_a_bit_carries_the_mean_magnitude_of_the_whole_message() -> None:
     values = torch.cat([torch.full((1024,), 1.0), torch.full((1000,), -4.0)])
     packed = Codec(values="bit").pack(SparseVector(torch.arange(2024), values, 2024), expected(2024), 0)
     mean = torch.tensor((1024 * 1.0 + 1000 * 4.0) / 2024)
-    assert torch.allclose(packed.seen.values, values.sign() * mean)
+    assert torch.allclose(packed.rounding.decoded.values, values.sign() * mean)
     arrived = unpack(packed.message, expected(2024), 0, 2024, source=1).vector
-    assert torch.equal(arrived.values, packed.seen.values)
+    assert torch.equal(arrived.values, packed.rounding.decoded.values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -149,9 +150,9 @@ def test_two_bits_carry_a_sign_and_the_mean_magnitude_below_or_above_the_mean(dt
     low = (40 * 6.0 + 16 * 4.0) / (40 * 4 + 16)
     one_turn = torch.tensor([low, -low, low, -16.0, -16.0, low])
     seen = torch.cat([one_turn.repeat(40), torch.full((16,), low), torch.full((40,), -1e-3)]).to(dtype)
-    assert torch.allclose(packed.seen.values, seen, rtol=1e-6)
-    assert torch.equal(packed.seen.values[:256].abs().unique(), seen[:256].abs().unique())
-    assert torch.equal(unpack(packed.message, agreed, 0, 296, source=1).vector.values, packed.seen.values)
+    assert torch.allclose(packed.rounding.decoded.values, seen, rtol=1e-6)
+    assert torch.equal(packed.rounding.decoded.values[:256].abs().unique(), seen[:256].abs().unique())
+    assert torch.equal(unpack(packed.message, agreed, 0, 296, source=1).vector.values, packed.rounding.decoded.values)
 
 
 def test_two_bits_keep_zeros_and_what_has_two_magnitudes() -> None:
@@ -163,14 +164,14 @@ def test_two_bits_keep_zeros_and_what_has_two_magnitudes() -> None:
         packed = Codec(values="twobit").pack(sent, expected(values.numel()), 0)
         arrived = unpack(packed.message, expected(values.numel()), 0, values.numel(), source=1).vector.values
         assert torch.equal(arrived, values)
-        assert torch.equal(packed.seen.values, values)
+        assert torch.equal(packed.rounding.decoded.values, values)
         assert not arrived[arrived == 0].signbit().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_two_bits_leave_half_precision_exact(dtype: torch.dtype) -> None:
     sent = vector([1, 5, 9], [1.0, -2.5, 4.0], dtype=dtype)
-    assert Codec(values="twobit").pack(sent, expected(50, dtype), 0).seen is sent
+    assert Codec(values="twobit").pack(sent, expected(50, dtype), 0).rounding.exact
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e39])
@@ -188,9 +189,9 @@ TWO_BITS = Codec(values="twobit").pack(SparseVector.run(torch.linspace(1, 9, 40)
 BAD_TWO_BITS = {
     "more in its word": (with_word(TWO_BITS, 6, 8 | 1 << 8), "unknown value code 0x108"),
     "an unknown kind": (with_word(TWO_BITS, 6, 9), "unknown value code 0x9"),
-    "more values than came": (with_word(with_word(TWO_BITS, 4, 45), 6, 5), "bytes came"),
-    "another chunk": (torch.cat([TWO_BITS[:-8], TWO_BITS[-16:]]), "bytes came"),
-    "cut off": (TWO_BITS[:-8], "were announced"),
+    "more values than came": (with_word(with_word(TWO_BITS, 4, 45), 6, 5), "bytes arrived"),
+    "another chunk": (torch.cat([TWO_BITS[:-8], TWO_BITS[-16:]]), "bytes arrived"),
+    "cut off": (TWO_BITS[:-8], "but the header announces"),
 }
 
 
@@ -229,7 +230,7 @@ def test_what_a_code_cannot_hold_travels_exact(name: str, bad: float) -> None:
     sent = vector([1, 2, 3], [1.0, bad, -2.0])
     packed = Codec(values=name).pack(sent, EXPECTED, 0)
     arrived = unpack(packed.message, EXPECTED, 0, 50, source=1).vector
-    assert torch.equal(arrived.values.view(torch.int32), packed.seen.values.view(torch.int32))
+    assert torch.equal(arrived.values.view(torch.int32), packed.rounding.decoded.values.view(torch.int32))
     if not math.isfinite(bad):
         assert torch.equal(arrived.values.view(torch.int32), sent.values.view(torch.int32))
     assert torch.isfinite(arrived.values).all() == math.isfinite(bad)
@@ -239,8 +240,8 @@ def test_what_a_code_cannot_hold_travels_exact(name: str, bad: float) -> None:
 def test_values_too_small_for_a_scale_are_left_over(name: str) -> None:
     tiny = vector([1, 2], [1e-45, -1e-44])
     packed = Codec(values=name).pack(tiny, EXPECTED, 0)
-    assert torch.isfinite(packed.seen.values).all()
-    assert torch.equal(packed.seen.to_dense() + tiny.beyond(packed.seen).to_dense(), tiny.to_dense())
+    assert torch.isfinite(packed.rounding.decoded.values).all()
+    assert torch.equal(packed.rounding.decoded.to_dense() + packed.rounding.error.to_dense(), tiny.to_dense())
 
 
 def test_unknown_codes_are_refused_with_the_nearest_name() -> None:
@@ -285,25 +286,25 @@ def test_a_run_arrives_as_a_run(name: str, indices: str, dtype: torch.dtype, sta
     sent, agreed = SparseVector.run(values, start, 50), expected(50, dtype)
     packed = Codec(name, indices).pack(sent, agreed, min(start, 5))
     arrived = unpack(packed.message, agreed, 0, 50, source=1).vector
-    assert packed.seen.is_run
+    assert packed.rounding.decoded.is_run
     assert arrived.is_run or arrived.nnz == 0
     assert torch.equal(arrived.indices, sent.indices)
-    assert torch.equal(arrived.values, packed.seen.values)
+    assert torch.equal(arrived.values, packed.rounding.decoded.values)
     with_indices = Codec(name).pack(SparseVector(sent.indices, values, 50), agreed, min(start, 5))
     assert torch.equal(packed.message, with_indices.message) or sent.nnz == 0
 
 
 RUN = Codec().pack(SparseVector.run(torch.arange(1.0, 11.0), 20, 50), EXPECTED, 15).message
 BAD_RUNS = {
-    "begins before its region": (RUN, 16, 50, r"indices from 15 on, but they must lie in \[16, 50\)"),
-    "ends after its region": (RUN, 0, 29, r"within \[15, 29\)"),
+    "begins before its region": (RUN, 16, 50, r"its indices begin at 15, but must be in \[16, 50\)"),
+    "ends after its region": (RUN, 0, 29, r"in \[15, 29\)"),
     "begins beyond the range": (with_word(RUN, 5, 1 | 36 << 8), 0, 50, "unknown index code"),
-    "ends beyond the range": (with_word(RUN, 5, 1 | 26 << 8), 0, 50, r"within \[15, 50\)"),
+    "ends beyond the range": (with_word(RUN, 5, 1 | 26 << 8), 0, 50, r"in \[15, 50\)"),
     "negative start": (with_word(RUN, 5, 1 | -1 << 8), 0, 50, "unknown index code"),
-    "more entries than came": (with_word(RUN, 4, 30), 0, 50, "bytes came"),
-    "fewer entries than came": (with_word(RUN, 4, 2), 0, 50, "bytes came"),
-    "more entries than there are": (with_word(RUN, 4, 51), 0, 50, "51 entries announced, at most 50"),
-    "cut off": (RUN[:-8], 0, 50, "were announced"),
+    "more entries than came": (with_word(RUN, 4, 30), 0, 50, "bytes arrived"),
+    "fewer entries than came": (with_word(RUN, 4, 2), 0, 50, "bytes arrived"),
+    "more entries than there are": (with_word(RUN, 4, 51), 0, 50, "announces 51 entries, allowed are 0 to 50"),
+    "cut off": (RUN[:-8], 0, 50, "but the header announces"),
 }
 
 
@@ -318,13 +319,13 @@ def test_malformed_runs_are_refused(name: str) -> None:
 GOOD = Codec(indices="gaps").pack(vector([10, 11, 30], [1.0, 2.0, 3.0]), EXPECTED, 0).message
 LENGTH = GOOD.numel()
 BAD = {
-    "too short": (GOOD[:7], "7 bytes are no message"),
-    "not whole words": (GOOD[:-4], f"{LENGTH - 4} bytes are no message"),
-    "cut off": (GOOD[:-8], f"{LENGTH - 8} bytes came, {LENGTH} were announced"),
-    "too long": (torch.cat([GOOD, GOOD[:8]]), f"{LENGTH + 8} bytes came, {LENGTH} were announced"),
+    "too short": (GOOD[:7], "7 bytes are not whole words of 8"),
+    "not whole words": (GOOD[:-4], f"{LENGTH - 4} bytes are not whole words of 8"),
+    "cut off": (GOOD[:-8], f"{LENGTH - 8} bytes arrived, but the header announces {LENGTH}"),
+    "too long": (torch.cat([GOOD, GOOD[:8]]), f"{LENGTH + 8} bytes arrived, but the header announces {LENGTH}"),
     "not ours": (with_word(GOOD, 0, 12345), "unknown header 0x3039"),
-    "negative count": (with_word(GOOD, 4, -3), "-3 entries announced"),
-    "huge count": (with_word(GOOD, 4, 1 << 60), "entries announced, at most 50"),
+    "negative count": (with_word(GOOD, 4, -3), "the header announces -3 entries"),
+    "huge count": (with_word(GOOD, 4, 1 << 60), "entries, allowed are 0 to 50"),
     "unknown index code": (with_word(GOOD, 5, 9), "unknown index code 0x9"),
     "no gap width": (with_word(GOOD, 5, 4), "unknown index code 0x4"),
     "huge gap width": (with_word(GOOD, 5, 4 | 60 << 8 | 60 << 16), "unknown index code"),
@@ -337,8 +338,8 @@ BAD = {
     "no width": (with_word(GOOD, 6, 1), "unknown value code 0x1"),
     "huge note": (with_word(GOOD, 7, 1 << 60), "a note of 1152921504606846976 numbers"),
     "negative note": (with_word(GOOD, 7, -1), "a note of -1 numbers"),
-    "region elsewhere": (with_word(GOOD, 3, 60), "indices from 60 on"),
-    "no end": (with_word(GOOD, LENGTH // 8 - 1, 1), "it ends in 0x1"),
+    "region elsewhere": (with_word(GOOD, 3, 60), "its indices begin at 60"),
+    "no end": (with_word(GOOD, LENGTH // 8 - 1, 1), "it ends with 0x1, not with the end mark"),
 }
 
 
@@ -439,10 +440,10 @@ def test_indices_cost_little_more_than_their_entropy(density: float) -> None:
 
 
 def test_indices_must_lie_in_the_receivers_own_region() -> None:
-    with pytest.raises(MessageError, match=r"indices that do not rise strictly within \[0, 20\)"):
+    with pytest.raises(MessageError, match=r"its indices are not strictly increasing in \[0, 20\)"):
         unpack(GOOD, EXPECTED, 0, 20, source=1)
     crowded = Codec().pack(vector(list(range(20, 30)), [1.0] * 10), EXPECTED, 20).message
-    with pytest.raises(MessageError, match=r"within \[20, 25\)"):
+    with pytest.raises(MessageError, match=r"in \[20, 25\)"):
         unpack(crowded, EXPECTED, 10, 25, source=1)
 
 
@@ -494,7 +495,7 @@ def test_blocks_that_overlap_are_refused() -> None:
         block = vector([start, start + 2], [1.0, 1.0])
         Channel(comm, block, 5, Codec()).gather_blocks(block)
 
-    with pytest.raises(MessageError, match="the block of rank 1 begins at index 5, but earlier blocks reach to 12"):
+    with pytest.raises(MessageError, match="the block of rank 1 begins at index 5, but earlier blocks end at index 12"):
         run_ranks(2, rank)
 
 
@@ -505,9 +506,9 @@ def test_several_vectors_in_one_message_must_add_up() -> None:
     def rank(comm: Comm) -> None:
         channels[comm.rank] = channel = Channel(comm, block, 5, Codec())
         arrived = channel.swap_wrapped([channel.wrap(block)] * 2, 1 - comm.rank, 1 - comm.rank)
-        assert all(torch.equal(packed.seen.to_dense(), block.to_dense()) for packed in arrived)
+        assert all(torch.equal(wrapped.vector.to_dense(), block.to_dense()) for wrapped in arrived)
 
     run_ranks(2, rank)
     for junk in (torch.empty(0, dtype=torch.uint8), torch.zeros(17, dtype=torch.uint8), torch.full((40,), 255).byte()):
-        with pytest.raises(MessageError, match=f"{junk.numel()} bytes are no 2 messages"):
+        with pytest.raises(MessageError, match=f"{junk.numel()} bytes are not 2 messages"):
             channels[0]._parted(junk, 2, source=1)

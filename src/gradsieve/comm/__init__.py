@@ -1,4 +1,4 @@
-"""Networks, real and local, behind one small protocol; extended by wrapping."""
+"""Networks behind one small protocol: a process group, MPI, or threads of one process. Wrappers extend them."""
 
 from gradsieve.comm.counting import CountingComm, Traffic
 from gradsieve.comm.local import LocalComm, Room

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, with mailboxes for a network: the laboratory for tests and simulation."""
+"""Ranks as threads of one process, with queues as the network: for tests and simulation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.comm.protocol import Comm, rotation
 from gradsieve.errors import PeerLostError
 
 
 class Room:
-    """Where the ranks of one run meet: a mailbox for each pair, and who has left."""
+    """What the ranks of one run share: a queue for each pair of ranks, and the set of ranks that have ended."""
 
     def __init__(self, size: int, timeout_seconds: float = 60.0) -> None:
         self.size = size
@@ -24,19 +25,19 @@ class Room:
         self._changed = threading.Condition()
 
     def leave(self, rank: int) -> None:
-        """This rank sends nothing more: whoever waits for it is told."""
+        """Mark a rank as ended, and wake the ranks that wait for it."""
         with self._changed:
             self._left.add(rank)
             self._changed.notify_all()
 
     def put(self, source: int, to: int, buffer: Tensor) -> None:
-        """Post a copy: a real network does not see what the sender does to its buffer later."""
+        """Queue a copy: as on a real network, the sender may then overwrite its buffer."""
         with self._changed:
             self._mail[source, to].append(buffer.clone())
             self._changed.notify_all()
 
     def take(self, source: int, to: int) -> Tensor:
-        """The next buffer from `source`; an error if it left, or stays silent too long."""
+        """The next buffer from `source`; raises if that rank has ended, or sends nothing within the timeout."""
         deadline = time.monotonic() + self.timeout_seconds
         with self._changed:
             mail = self._mail[source, to]
@@ -49,23 +50,35 @@ class Room:
 
 
 class LocalComm(Comm):
-    """One thread's place in a room."""
+    """One thread as a rank. `gradsieve.testing.run_ranks` makes one for each thread that it starts.
+
+    Args:
+        rank: The number of this rank.
+        room: Shared by all ranks of the run.
+
+    Example:
+        >>> import torch
+        >>> from gradsieve.testing import run_ranks
+        >>> run_ranks(2, lambda comm: comm.all_reduce(torch.tensor([comm.rank + 1.0])).tolist())
+        [[3.0], [3.0]]
+    """
 
     def __init__(self, rank: int, room: Room) -> None:
         self.rank = rank
         self.size = room.size
         self._room = room
 
+    @override
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Everybody adds everybody's, in rank order: the same sum everywhere."""
+        # Each rank adds the tensors of all ranks in rank order, so that all get the same bits.
         parts = self.all_gather_v(tensor.clone())
         tensor.copy_(parts[0])
         for part in parts[1:]:
             tensor.add_(part)
         return tensor
 
-    def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """See `Comm.exchange`."""
+    @override
+    def all_to_all(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
         yield self.rank, buffers[self.rank]
         rounds = rotation(self.rank, self.size)
         for to, _ in rounds:
@@ -73,8 +86,8 @@ class LocalComm(Comm):
         for _, source in rounds:
             yield source, self._room.take(source, self.rank)
 
+    @override
     def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
-        """See `Comm.send_recv`."""
         if to is not None:
             self._room.put(self.rank, to, buffer)
         return None if source is None else self._room.take(source, self.rank)

@@ -1,4 +1,4 @@
-"""Ranks of a torch.distributed process group. All calls of one group come from one thread."""
+"""Ranks of a torch.distributed process group. All calls on one group must come from one thread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.comm.protocol import Comm, rotation
 from gradsieve.comm.transport import (
@@ -19,11 +20,20 @@ from gradsieve.comm.transport import (
 )
 from gradsieve.errors import InputError, MessageError
 
-DEFAULT_TIMEOUT_SECONDS = 1800.0  # torch's own for Gloo
+DEFAULT_TIMEOUT_SECONDS = 1800.0  # torch's default for Gloo
 
 
 class TorchComm(Comm):
-    """Any process group. Gloo and NCCL by the same calls; NCCL has not been run yet."""
+    """The ranks of a process group. Gloo and NCCL use the same calls, but NCCL has not been run yet.
+
+    Args:
+        group: The process group; the default one if not given.
+        timeout_seconds: How long a call waits for a peer before it raises `PeerLostError`.
+        transport: How messages of unknown length travel; by default chosen for the backend.
+
+    Raises:
+        InputError: If torch.distributed is not initialized, or this process is not in the group.
+    """
 
     def __init__(
         self,
@@ -38,37 +48,37 @@ class TorchComm(Comm):
         self.rank = dist.get_rank(self.group)
         self.size = dist.get_world_size(self.group)
         self._link = Link(self.group, timeout_seconds)
-        # Gloo moves main memory only; other backends move what lives on this process's device.
+        # Gloo sends from main memory only, other backends from this process's device.
         gloo = dist.get_backend(self.group) == "gloo"
         self.device = torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())
         self._transport = transport or _transport(self._link, self.device, gloo)
 
     @property
     def seconds_per_byte(self) -> float:  # type: ignore[override]
-        """See `Comm.seconds_per_byte`."""
+        """As measured by the transport."""
         return self._transport.seconds_per_byte
 
+    @override
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The backend's own all_reduce."""
         if not tensor.is_contiguous():
             raise InputError("all_reduce needs a contiguous tensor: Gloo is silently wrong on strided views")
         staged = tensor.to(self.device)
         if staged.numel() and self.size > 1:
             self._link.finish_call(dist.all_reduce, staged)
-        return tensor if staged is tensor else tensor.copy_(staged)
+        return tensor if tensor.device == self.device else tensor.copy_(staged)
 
-    def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """See `Comm.exchange`."""
+    @override
+    def all_to_all(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
         own = buffers[self.rank]
         yield self.rank, own
         if self.size == 1:
             return
         messages = [self._bytes(buffer) for buffer in buffers]
-        for source, message in self._transport.exchange(messages, rotation(self.rank, self.size)):
+        for source, message in self._transport.all_to_all(messages, rotation(self.rank, self.size)):
             yield source, self._like(message, own, source)
 
+    @override
     def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
-        """See `Comm.send_recv`."""
         received = self._transport.send_recv(self._bytes(buffer), to, source)
         return None if received is None else self._like(received, buffer, source)
 
@@ -78,7 +88,8 @@ class TorchComm(Comm):
     def _like(self, message: Tensor, buffer: Tensor, source: int | None) -> Tensor:
         if message.numel() % buffer.element_size():
             raise MessageError(
-                f"rank {self.rank}: rank {source} sent {message.numel()} bytes, which are no {buffer.dtype} values"
+                f"rank {self.rank}: rank {source} sent {message.numel()} bytes, "
+                f"which is not a whole number of {buffer.dtype} values"
             )
         return message.view(buffer.dtype).to(buffer.device)
 

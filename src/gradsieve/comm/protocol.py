@@ -1,7 +1,7 @@
-"""What reducers may ask of a network: three primitives and two forms of them.
+"""What reducers need from a network: three primitives, and two methods made of them.
 
-Buffers are 1-D contiguous tensors of any length, zero included, and of one dtype on all ranks; lengths may differ
-between ranks and need not be known to the receiver. All ranks make the same calls in the same order, each from one
+Buffers are 1-D contiguous tensors of any length, zero included, and of one dtype on all ranks. Lengths may differ
+between ranks, and the receiver need not know them. All ranks make the same calls in the same order, each rank from one
 thread.
 """
 
@@ -13,49 +13,56 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
+from typing_extensions import deprecated
 
 FRAME_BYTES = 8
-"""Every message whose length the receiver does not know is preceded by that length."""
+"""The size of the length that precedes every message whose length the receiver does not know."""
 
 
 class Comm(ABC):
-    """One rank's place in a group of `size` ranks."""
+    """One rank's end of a group of `size` ranks. A subclass implements `all_reduce`, `all_to_all` and `send_recv`."""
 
     rank: int
     size: int
     seconds_per_byte: float = math.inf
-    """About what a byte of an exchange takes on its way; infinite if it is not known."""
+    """About how long this rank waits per byte that it receives; infinite if unknown."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over ranks, in place; the same on every rank bit for bit. The tensor comes back."""
+        """Sum a tensor over all ranks, in place, and return it. The sum is the same on every rank, bit for bit."""
 
     @abstractmethod
-    def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """Send `buffers[r]` to each rank r; yield (source, buffer) as they arrive, to be consumed to the end.
+    def all_to_all(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """Send `buffers[r]` to each rank r, and yield (source, buffer) as they arrive.
 
-        The order is rotated: one's own first (never sent, not copied), then from rank - 1, rank - 2, ...; so nobody
-        is hit by everybody at once, and the caller can work on one buffer while the next is under way.
+        The iterator must be consumed to the end. The first buffer is this rank's own, which is neither sent nor copied.
+        The others arrive from rank - 1, rank - 2, ..., so that no rank receives from all others at once. The caller can
+        work on one buffer while the next is under way.
         """
 
     @abstractmethod
     def send_recv(self, buffer: Tensor, to: int | None, source: int | None) -> Tensor | None:
-        """Send `buffer` to rank `to` while receiving from rank `source`; None leaves that half out."""
+        """Send `buffer` to rank `to` while receiving from rank `source`; with None there is no such half."""
 
     def aside(self) -> AbstractContextManager[Comm]:
-        """A comm for calls that are part of no figure: not counted, and their time belongs to no phase."""
+        """A comm for calls that do not belong to a step: they are not counted, and their time is in no phase."""
         return nullcontext(self)
 
     def all_to_all_v(self, buffers: Sequence[Tensor]) -> list[Tensor]:
-        """`exchange`, complete and in rank order."""
-        arrived = dict(self.exchange(buffers))
+        """`all_to_all` to its end; returns the buffers in rank order."""
+        arrived = dict(self.all_to_all(buffers))
         return [arrived[rank] for rank in range(self.size)]
 
     def all_gather_v(self, buffer: Tensor) -> list[Tensor]:
-        """Everybody's buffer, in rank order."""
+        """The buffers of all ranks, in rank order."""
         return self.all_to_all_v([buffer] * self.size)
+
+    @deprecated("Comm.exchange is now called Comm.all_to_all")
+    def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """The former name of `all_to_all`."""
+        return self.all_to_all(buffers)
 
 
 def rotation(rank: int, size: int) -> list[tuple[int, int]]:
-    """(to, source) for each round after one's own: everybody sends to a different rank in every round."""
+    """(to, source) for each round of an `all_to_all`: in every round all ranks send to different ranks."""
     return [((rank + step) % size, (rank - step) % size) for step in range(1, size)]

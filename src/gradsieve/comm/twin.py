@@ -1,9 +1,9 @@
-"""A second process group of the same ranks, for a thread of its own: two threads on one group would deadlock.
+"""A second process group of the same ranks, for another thread: two threads on one group would deadlock.
 
-`torch.distributed.new_group` cannot make it. Called by the members alone (`use_local_synchronization=True`) it names
-the group after the number of groups each process knows: processes that know different numbers wait for each other
-under different names for ever, and after a group was destroyed its name, with the addresses of then, comes again. So
-the members agree on a name that was never used.
+`torch.distributed.new_group` cannot make it. If only the members call it (`use_local_synchronization=True`), it names
+the group after the number of groups that each process knows. Processes that know different numbers then wait for each
+other forever under different names. And the name of a destroyed group is used again, with its old addresses. So the
+members agree on a name that was never used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradsieve.errors import InputError, PeerLostError
 
 
 def twin_of(group: dist.ProcessGroup, timeout_seconds: float) -> dist.ProcessGroup:
-    """The ranks of a group once more; all its members call it together."""
+    """Another group of the same ranks. All of them call this together."""
     ranks = dist.get_process_group_ranks(group)
     name = _agreed_name(group)
     try:
@@ -35,17 +35,17 @@ def twin_of(group: dist.ProcessGroup, timeout_seconds: float) -> dist.ProcessGro
     except RuntimeError as error:
         raise _absent(group, error) from error
     assert isinstance(own, dist.ProcessGroup), "this process is a member"
-    distributed_c10d._world.pg_group_ranks[own] = {rank: place for place, rank in enumerate(ranks)}
+    distributed_c10d._world.pg_group_ranks[own] = {rank: number for number, rank in enumerate(ranks)}
     return own
 
 
 def timeout_of(group: dist.ProcessGroup) -> float:
-    """How long calls on a group wait for a peer."""
+    """How long calls on a group wait for a peer, in seconds."""
     return float(group._get_backend(_device(group)).options._timeout.total_seconds())
 
 
 def checked_timeout(group: dist.ProcessGroup, timeout_seconds: float | None) -> float:
-    """A timeout that was asked for, or the group's own."""
+    """The timeout that was asked for, or the group's own; raises if it is not positive."""
     if timeout_seconds is None:
         return timeout_of(group)
     if timeout_seconds <= 0:
@@ -64,7 +64,7 @@ def _agreed_name(group: dist.ProcessGroup) -> str:
 
 def _absent(group: dist.ProcessGroup, error: RuntimeError) -> PeerLostError:
     return PeerLostError(
-        f"rank {dist.get_rank(group)}: not all ranks came to agree on a process group: a peer failed before it, or "
+        f"rank {dist.get_rank(group)}: not all ranks took part in making a process group: a peer failed before, or "
         f"does not call this at all ({error})"
     )
 

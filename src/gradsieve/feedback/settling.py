@@ -10,19 +10,17 @@ from gradsieve.vector.pieces import Pieces
 
 
 def take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
-    """What was sent goes, what is left over stays or comes back."""
-    kept, *others = leftover.parts
-    # What is left over may still have to be computed from what was sent, which may lie in `accumulated` itself.
-    more = [other.entries for other in others if other.nnz]
-    changed = kept.changed_of(sent)
-    if changed is None:
+    """Subtract what was sent from the vector that it was selected from, and add the leftover."""
+    parts = list(leftover.parts)
+    changes = [part.change_from(sent) for part in parts]
+    number = next((at for at, change in enumerate(changes) if change is not None), 0)
+    kept, change = parts.pop(number), changes[number]
+    # The leftover may have to be computed from what was sent, which may be in the memory of `accumulated` itself.
+    more = [part.entries for part in parts if part.nnz]
+    if change is None:
         _replace_(accumulated, sent, kept)
     else:
-        places, left = changed
-        if left is None:
-            kernels(accumulated).clear_(accumulated, places)
-        else:
-            kernels(accumulated).put_(accumulated, places, left)
+        change.apply_(accumulated)
     nothing = SparseVector.empty(accumulated.numel(), accumulated)
     for entries in more:
         kernels(accumulated).settle_(accumulated, nothing.entries, entries)

@@ -1,7 +1,7 @@
-"""The hot loops behind plain functions, picked by where the data lives.
+"""The hot loops behind plain functions, chosen by the device and the type of the data.
 
-`reference` is the definition, in torch operations, for any device; `cpu` is compiled, for float32 and float64 in main
-memory. Callers use the functions of `kernels(tensor)` and never ask which they got.
+`reference` is the definition, in torch operations, for any device. `cpu` is compiled, for float32 and float64 in main
+memory. Callers use the functions of `kernels(tensor)`, and need not know which module they come from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Entries", "Kernels", "index_dtype", "kernels", "zeros"]
 
 
 class Kernels(Protocol):
-    """What each kernel module offers; `reference` says what each function means."""
+    """The functions of each kernel module. `reference` documents them."""
 
     def accumulate(
         self, residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int, clear: bool
@@ -35,8 +35,8 @@ class Kernels(Protocol):
     def above(self, entries: Entries, floor: float) -> Entries: ...
     def shared(self, indices: Tensor, other: Tensor) -> Tensor: ...
     def exclude(self, entries: Entries, other: Tensor) -> Entries: ...
-    def beyond(self, entries: Entries, seen: Tensor) -> Entries: ...
-    def rounded_off(self, entries: Entries, seen: Tensor, other: Tensor) -> Entries: ...
+    def difference(self, entries: Entries, decoded: Tensor) -> Entries: ...
+    def difference_at(self, entries: Entries, decoded: Tensor, other: Tensor) -> Entries: ...
     def first_disorder(self, indices: Tensor, low: int, high: int) -> int: ...
     def write_sparse_(self, out: Tensor, indices: Tensor, values: Tensor) -> None: ...
     def put_(self, out: Tensor, indices: Tensor, values: Tensor) -> None: ...
@@ -59,6 +59,6 @@ class Kernels(Protocol):
 
 
 def kernels(*tensors: Tensor) -> Kernels:
-    """The fastest kernels that can work on all of these tensors."""
+    """The fastest kernels that support the devices and types of all these tensors."""
     compiled = all(t.device.type == "cpu" and t.dtype in cpu.DTYPES for t in tensors)
     return cast(Kernels, cpu if compiled else reference)

@@ -1,7 +1,7 @@
-"""Fields of a few bits in little-endian 64-bit words: what the compiled codecs are written with.
+"""Fields of a few bits in little-endian 64-bit words, for the compiled codecs.
 
-A field may lie across two words. Reading one looks at the word after the one it begins in, whether or not it reaches
-that far; so a stream must be followed by at least one word of anything.
+A field may extend over two words. Reading a field always reads the word after the one that it begins in, so a stream
+must be followed by at least one more word, of any content.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ inlined = njit(nogil=True, cache=True, inline="always")
 
 
 def num_words(bits: int) -> int:
-    """64-bit words that hold so many bits."""
+    """The number of 64-bit words that hold this many bits."""
     return -(-bits // 64)
 
 
 @inlined
 def put(words: Any, bit: Any, field: Any) -> None:
-    """Write a field into words that are zero from there on."""
+    """Write a field at a bit, from which on the words are zero."""
     word, offset = bit >> WORD_SHIFT, bit & BIT_MASK
     words[word] |= field << offset
-    words[word + ONE] |= (field >> ONE) >> (BIT_MASK - offset)  # two shifts: one by 64 is undefined
+    words[word + ONE] |= (field >> ONE) >> (BIT_MASK - offset)  # two shifts, because a shift by 64 is undefined
 
 
 @inlined
 def get(words: Any, bit: Any, mask: Any) -> Any:
-    """Read a field; `mask` has its bits set."""
+    """Read a field at a bit. `mask` has as many low bits set as the field has."""
     word, offset = bit >> WORD_SHIFT, bit & BIT_MASK
     return (words[word] >> offset | (words[word + ONE] << ONE) << (BIT_MASK - offset)) & mask

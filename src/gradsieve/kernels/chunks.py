@@ -19,17 +19,17 @@ from gradsieve.kernels.bits import compiled
 from gradsieve.kernels.lanes import LANES, count_set, large_lanes, lowest_set
 from gradsieve.kernels.loops import kth_key
 
-CAUTION = 0.75  # the floor is lowered by this over the root of the share; more finds enough more often, collects more
+CAUTION = 0.75  # the floor is lowered by CAUTION / sqrt(share): more needs fewer radix descents, and collects more
 
 
 @compiled
 def select(
     x: Any, bits: Any, key_mask: Any, key_bits: int, length: int, base: int, edges: Any, indices: Any, values: Any
 ) -> int:
-    """Of each chunk of `length` entries, its share of largest magnitudes; returns how many, zeros not counted.
+    """Select from each chunk of `length` entries its share of largest magnitudes; returns the number without zeros.
 
-    `bits` are the patterns of `x`, which begins at index `base`. The share of chunk i is `edges[i + 1] - edges[i]`, at
-    least one and at most the chunk. `indices` and `values` have room for all shares.
+    `bits` are the bit patterns of `x`, which begins at index `base`. The share of chunk i is `edges[i + 1] - edges[i]`,
+    at least one and at most the length of the chunk. `indices` and `values` have room for all shares.
     """
     shares = edges[1:] - edges[:-1]
     candidates = np.empty(min(length, 4 * shares.max() + 256) + LANES, bits.dtype)
@@ -43,7 +43,7 @@ def select(
         start, share = chunk * length, shares[chunk]
         part, keys = x[start : start + length], bits[start : start + length]
         count = _collect(part, keys, key_mask, floor, candidates)
-        if count < share and floor == least:  # the rest is zero
+        if count < share and floor == least:  # the other entries are zero
             kth, ties = np.int64(0), np.int64(0)
         elif count < share or count > candidates.size - LANES:
             kth, ties = kth_key(keys, share, key_mask, key_bits)
@@ -58,7 +58,7 @@ def select(
 
 @compiled
 def _collect(part: Any, keys: Any, key_mask: Any, floor: Any, candidates: Any) -> int:
-    """Magnitudes not below `floor`, as bit patterns; beyond the room for them they are only counted."""
+    """Collect magnitudes not below `floor`, as bit patterns. If there is no room left, they are only counted."""
     found = 0
     last_start = candidates.size - LANES
     lanes_end = part.size // LANES * LANES
@@ -81,7 +81,7 @@ def _collect(part: Any, keys: Any, key_mask: Any, floor: Any, candidates: Any) -
 
 @compiled
 def _kth_of_few(keys: Any, k: int) -> tuple[Any, Any]:
-    """The k-th largest key, and how many of those equal to it belong to the k largest."""
+    """The k-th largest key, and the number of keys equal to it that belong to the k largest."""
     low, high = np.int64(keys.min()), np.int64(keys.max())
     while low < high:  # the k-th is in [low, high]
         middle = low + (high - low + 1) // 2
@@ -122,7 +122,7 @@ def _write(
     indices: Any,
     values: Any,
 ) -> int:
-    """Entries above the k-th magnitude and the first `ties` of those equal to it; none is below `floor`."""
+    """Write the entries above the k-th magnitude, and the first `ties` of those equal to it. None is below `floor`."""
     lanes_end = part.size // LANES * LANES
     for start in range(0, part.size, LANES):
         if start < lanes_end:
@@ -139,7 +139,7 @@ def _write(
                 if ties == 0:
                     continue
                 ties -= 1
-            elif key < kth:  # a NaN as floor lets everything by
+            elif key < kth:  # if the floor is NaN, no entry is below it
                 continue
             indices[found] = base + j
             values[found] = part[j]

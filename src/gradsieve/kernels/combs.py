@@ -1,6 +1,6 @@
-"""Every m-th entry of a vector, dealt to P ranks in turn; compiled, for float32 and float64 in main memory.
+"""Every m-th entry of a vector, assigned to P ranks in turn; compiled, for float32 and float64 in main memory.
 
-One pass over memory in order. The same as strided views of torch would go over the vector once for each rank.
+Each function passes over the vector once, in order. Strided views of torch would pass over it once per rank.
 Entry (q * P + p) * m + j of the vector is entry p * rounds + q of comb j.
 """
 
@@ -13,7 +13,7 @@ from gradsieve.kernels.bits import compiled
 
 @compiled
 def gather(vector: Any, number: int, of: int, ranks: int, rounds: int, values: Any) -> None:
-    """values = comb of vector."""
+    """`values = comb of vector`."""
     for q in range(rounds):
         at = q * ranks * of + number
         for p in range(ranks):
@@ -22,7 +22,7 @@ def gather(vector: Any, number: int, of: int, ranks: int, rounds: int, values: A
 
 @compiled
 def put(vector: Any, number: int, of: int, ranks: int, rounds: int, values: Any) -> None:
-    """Comb of vector = values."""
+    """`comb of vector = values`."""
     for q in range(rounds):
         at = q * ranks * of + number
         for p in range(ranks):
@@ -31,7 +31,7 @@ def put(vector: Any, number: int, of: int, ranks: int, rounds: int, values: Any)
 
 @compiled
 def subtract(vector: Any, number: int, of: int, ranks: int, rounds: int, values: Any, rate: float) -> None:
-    """Comb of vector -= rate * values, the product rounded to the vector's type first, as torch does."""
+    """`comb of vector -= rate * values`, where the product is first rounded to the vector's type, as in torch."""
     for q in range(rounds):
         at = q * ranks * of + number
         for p in range(ranks):

@@ -1,15 +1,12 @@
-"""The kernels for float32 and float64 on the CPU: Numba loops behind the reference's signatures.
+"""The kernels for float32 and float64 on the CPU: Numba loops with the signatures of `reference`.
 
-Long passes are cut among up to `torch.get_num_threads()` plain threads (the loops release the GIL). Not Numba's own
-`parallel=True`: its OpenMP pool kills forked data-loader workers and its `workqueue` pool forbids concurrent callers;
-starting a thread costs some 50 microseconds against milliseconds of work.
+`reference` documents each function. Long passes are shared by several threads (see `threads`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +16,13 @@ from gradsieve.kernels import chunks, loops
 from gradsieve.kernels import runs as sorted_runs
 from gradsieve.kernels.lanes import LANES, STORE_ALIGNMENT_BYTES
 from gradsieve.kernels.reference import Entries, index_dtype
+from gradsieve.kernels.threads import chunk_bounds, in_threads
 
 DTYPES = (torch.float32, torch.float64)
-CHUNK_ENTRIES = 1 << 23  # a thread's least share: with less, torch's OpenMP workers still spin on the core it needs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LARGEST_KEYS = {  # bit patterns of the largest finite magnitudes, by how many bits they have without the sign
+_LARGEST_KEYS = {  # bit patterns of the largest finite magnitudes, by the number of bits without the sign
     31: np.float32(np.finfo(np.float32).max).view(np.int32),
     63: np.float64(np.finfo(np.float64).max).view(np.int64),
 }
@@ -34,7 +31,6 @@ _LARGEST_KEYS = {  # bit patterns of the largest finite magnitudes, by how many 
 def accumulate(
     residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int, clear: bool
 ) -> Entries | None:
-    """See `reference.accumulate`. One pass over memory, whether entries are collected or not."""
     a, b, target = residual.numpy(), grad.numpy(), out.numpy()
     threshold = _floor(torch.inf if floor is None else floor, target.dtype)
 
@@ -43,24 +39,22 @@ def accumulate(
         vectors = a[start:stop], b[start:stop], part
         return int(loops.accumulate(*vectors, _head(part), threshold, clear, start, indices, values))
 
-    entries = _collect(collect, out, 0 if floor is None else 2 * _room(expected))
-    return None if floor is None or isinstance(entries, int) else entries
+    collected = _collect(collect, out, 0 if floor is None else 2 * _room(expected))
+    return None if floor is None else collected.entries
 
 
 def compact(x: Tensor, floor: float, expected: int) -> Entries:
-    """See `reference.compact`."""
     source = x.numpy()
     threshold = _floor(floor, source.dtype)
 
     def collect(start: int, stop: int, indices: Array, values: Array) -> int:
         return int(loops.compact(source[start:stop], threshold, start, indices, values))
 
-    entries = _collect(collect, x, _room(expected))
-    return compact(x, floor, entries) if isinstance(entries, int) else entries
+    entries, needed = _collect(collect, x, _room(expected))
+    return compact(x, floor, needed) if entries is None else entries
 
 
 def kth_magnitude(x: Tensor, k: int) -> float:
-    """See `reference.kth_magnitude`."""
     bits, key_mask, key_bits = _keys(x)
     key, _ = loops.kth_key(bits, k, key_mask, key_bits)
     value = float(np.array([key], dtype=bits.dtype).view(x.numpy().dtype)[0])
@@ -68,18 +62,17 @@ def kth_magnitude(x: Tensor, k: int) -> float:
 
 
 def least_magnitude(x: Tensor) -> float:
-    """See `reference.least_magnitude`. torch would share it out and then wait for a busy core."""
+    """With NumPy: torch starts threads for it, and then waits for a busy core."""
     return float(np.fmin.reduce(np.abs(x.numpy()), initial=torch.inf))
 
 
 def all_finite(x: Tensor) -> bool:
-    """See `reference.all_finite`. torch and NumPy write a truth value for each entry first."""
+    """torch and NumPy would write a boolean per entry first."""
     bits, key_mask, key_bits = _keys(x)
     return bool(loops.all_below(bits, key_mask, _LARGEST_KEYS[key_bits]))
 
 
 def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
-    """See `reference.cut`."""
     numel = values.numel()
     if k >= numel:
         return (indices, values), (indices[:0], values[:0])
@@ -87,17 +80,16 @@ def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
         return (indices[:0], values[:0]), (indices, values)
     bits, key_mask, key_bits = _keys(values)
     kth, ties = loops.kth_key(bits, k, key_mask, key_bits)
-    # The loop writes before it knows.
+    # The loop writes an entry before it decides whether to keep it, and so needs room for one more.
     kept, dropped = _empty_like(indices, values, k + 1), _empty_like(indices, values, numel - k + 1)
     loops.cut(*_arrays(indices, values), bits, key_mask, kth, ties, *_arrays(*kept), *_arrays(*dropped))
     return (kept[0][:k], kept[1][:k]), (dropped[0][:-1], dropped[1][:-1])
 
 
 def top_of_chunks(x: Tensor, length: int, edges: Tensor) -> Entries:
-    """See `reference.top_of_chunks`."""
     source, bounds, (bits, key_mask, key_bits) = x.numpy(), edges.numpy(), _keys(x)
     out = torch.empty(int(bounds[-1]), dtype=index_dtype(x.numel())), torch.empty(int(bounds[-1]), dtype=x.dtype)
-    filled: dict[int, slice] = {}  # of `out`, by number of the thread's part
+    filled: dict[int, slice] = {}  # the slice of `out` that each thread has filled
 
     def select(part: int, start: int, stop: int) -> None:
         first, last = -(-start // length), -(-stop // length)  # the chunks that begin in this part
@@ -109,7 +101,7 @@ def top_of_chunks(x: Tensor, length: int, edges: Tensor) -> Entries:
         found = int(chunks.select(*vectors, key_mask, key_bits, length, first * length, shares, *room))
         filled[part] = slice(int(shares[0]), int(shares[0]) + found)
 
-    _in_threads(select, x.numel())
+    in_threads(select, x.numel())
     parts = [filled[part] for part in sorted(filled)]
     if sum(part.stop - part.start for part in parts) == bounds[-1]:
         return out
@@ -117,85 +109,74 @@ def top_of_chunks(x: Tensor, length: int, edges: Tensor) -> Entries:
 
 
 def sum_runs(runs: Sequence[Entries]) -> Entries:
-    """See `reference.sum_runs`."""
     if len(runs) == 1:
         return runs[0]
     indices, values = joined([run[0] for run in runs]), joined([run[1] for run in runs])
     bounds = np.cumsum([0] + [run[0].numel() for run in runs])
-    out = _empty_like(indices, values, indices.numel() + sorted_runs.READ_OFF_AT_ONCE)
+    out = _empty_like(indices, values, indices.numel() + sorted_runs.READ_AT_ONCE)
     found = sorted_runs.sum_runs(*_arrays(indices, values), bounds, *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """See `reference.joined`. `torch.cat` shares out even short vectors and then waits for a busy core."""
+    """With NumPy: `torch.cat` starts threads even for short vectors, and then waits for a busy core."""
     return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))
 
 
 def above(entries: Entries, floor: float) -> Entries:
-    """See `reference.above`."""
-    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
+    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes an entry before it decides
     threshold = _floor(floor, entries[1].numpy().dtype)
     found = sorted_runs.above(*_arrays(*entries), threshold, *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 
 def shared(indices: Tensor, other: Tensor) -> Tensor:
-    """See `reference.shared`."""
-    out = torch.empty(indices.numel() + 1, dtype=indices.dtype)  # the loop writes before it knows
+    out = torch.empty(indices.numel() + 1, dtype=indices.dtype)  # the loop writes an entry before it decides
     return out[: sorted_runs.shared(indices.numpy(), other.numpy(), out.numpy())]
 
 
 def exclude(entries: Entries, other: Tensor) -> Entries:
-    """See `reference.exclude`."""
-    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
+    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes an entry before it decides
     found = sorted_runs.exclude(*_arrays(*entries), other.numpy(), *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 
-def beyond(entries: Entries, seen: Tensor) -> Entries:
-    """See `reference.beyond`."""
-    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
-    found = sorted_runs.beyond(*_arrays(*entries), seen.numpy(), *_arrays(*out))
+def difference(entries: Entries, decoded: Tensor) -> Entries:
+    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes an entry before it decides
+    found = sorted_runs.difference(*_arrays(*entries), decoded.numpy(), *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 
-def rounded_off(entries: Entries, seen: Tensor, other: Tensor) -> Entries:
-    """See `reference.rounded_off`."""
-    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes before it knows
-    found = sorted_runs.rounded_off(*_arrays(*entries), seen.numpy(), other.numpy(), *_arrays(*out))
+def difference_at(entries: Entries, decoded: Tensor, other: Tensor) -> Entries:
+    out = _empty_like(*entries, entries[0].numel() + 1)  # the loop writes an entry before it decides
+    found = sorted_runs.difference_at(*_arrays(*entries), decoded.numpy(), other.numpy(), *_arrays(*out))
     return out[0][:found], out[1][:found]
 
 
 def first_disorder(indices: Tensor, low: int, high: int) -> int:
-    """See `reference.first_disorder`."""
     return int(sorted_runs.first_disorder(indices.numpy(), low, high))
 
 
 def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """See `reference.write_sparse_`."""
-    target, (places, entries) = out.numpy(), _arrays(indices, values.to(out.dtype))
+    target, (positions, entries) = out.numpy(), _arrays(indices, values.to(out.dtype))
 
     def write(chunk: int, start: int, stop: int) -> None:
         part = target[start:stop]
-        first, last = np.searchsorted(places, [start, stop])
-        loops.write_sparse(part, _head(part), start, places[first:last], entries[first:last])
+        first, last = np.searchsorted(positions, [start, stop])
+        loops.write_sparse(part, _head(part), start, positions[first:last], entries[first:last])
 
-    _in_threads(write, out.numel())
+    in_threads(write, out.numel())
 
 
 def put_(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """See `reference.put_`."""
     loops.put(out.numpy(), *_arrays(indices, values.to(out.dtype)))
 
 
 def clear_(out: Tensor, indices: Tensor) -> None:
-    """See `reference.clear_`."""
     loops.clear(out.numpy(), indices.numpy())
 
 
 def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:
-    """See `reference.settle_`."""
     loops.settle(accumulated.numpy(), *_arrays(*sent), *_arrays(leftover[0], leftover[1].to(accumulated.dtype)))
 
 
@@ -209,7 +190,6 @@ def move_delivered_(
     rate: float,
     epsilon: float,
 ) -> None:
-    """See `reference.move_delivered_`."""
     target, entries = parameter.numpy(), _arrays(indices, values)
     number = target.dtype.type
     state = mean_square.numpy(), deliveries.numpy()
@@ -217,20 +197,18 @@ def move_delivered_(
 
 
 def moments(x: Tensor) -> tuple[float, float]:
-    """See `reference.moments`."""
     source = x.numpy()
-    sums = np.zeros((len(_chunk_bounds(x.numel())) - 1, 2))
+    sums = np.zeros((len(chunk_bounds(x.numel())) - 1, 2))
 
     def sum_part(chunk: int, start: int, stop: int) -> None:
         sums[chunk] = loops.moments(source[start:stop])
 
-    _in_threads(sum_part, x.numel())
+    in_threads(sum_part, x.numel())
     mean, mean_square = (float(moment) / x.numel() for moment in sums.sum(axis=0))
     return mean, max(mean_square - mean * mean, 0.0) ** 0.5
 
 
 def sample(x: Tensor, num_entries: int) -> Tensor:
-    """See `reference.sample`."""
     stretch = max(1, x.numel() // num_entries)
     out = torch.empty(x.numel() // stretch, dtype=x.dtype)
     loops.sample(x.numpy(), stretch, out.numpy())
@@ -238,32 +216,31 @@ def sample(x: Tensor, num_entries: int) -> Tensor:
 
 
 def descending_points(values: Tensor, ranks: Tensor) -> Tensor:
-    """See `reference.descending_points`."""
     ordered = np.abs(values.numpy())
-    ordered.sort()  # NumPy's vectorized sort, NaN last; torch's takes several times as long
+    ordered.sort()  # NumPy's vectorized sort, NaN last; torch's sort takes several times as long
     points = ordered[ordered.size - 1 - ranks.numpy()]
     points[np.isnan(points)] = np.inf
     return torch.from_numpy(points)
 
 
 def _floor(floor: float, dtype: np.dtype[Any]) -> Any:
-    """At least the smallest positive number, so that zeros are never picked."""
+    """At least the smallest positive number, so that zeros are never selected."""
     return max(dtype.type(floor), np.nextafter(dtype.type(0), dtype.type(1)))
 
 
 def _room(expected: int) -> int:
-    """A little more than the guess: a miss costs a second pass."""
+    """Room for more entries than expected: if it does not suffice, a second pass is needed."""
     return expected + expected // 4 + 256
 
 
 def _head(part: Array) -> int:
-    """How many entries come before the first one on a streaming-store boundary."""
+    """The number of entries before the first one that is aligned for streaming stores."""
     gap = -part.ctypes.data % STORE_ALIGNMENT_BYTES
     return min(gap // part.itemsize, part.size)
 
 
 def _keys(x: Tensor) -> tuple[Array, Any, int]:
-    """Bit patterns, the mask that takes the sign off, and how many bits remain."""
+    """Bit patterns, the mask that removes the sign, and the number of bits without it."""
     key_bits = 8 * x.element_size() - 1
     integer = np.int32 if key_bits < 32 else np.int64
     return x.numpy().view(integer), integer((1 << key_bits) - 1), key_bits
@@ -277,10 +254,15 @@ def _empty_like(indices: Tensor, values: Tensor, numel: int) -> Entries:
     return torch.empty(numel, dtype=indices.dtype), torch.empty(numel, dtype=values.dtype)
 
 
-def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: int) -> Entries | int:
-    """Run a collecting loop over all chunks; if one found more than there is room for, the room they need."""
-    chunks = len(_chunk_bounds(x.numel())) - 1
-    share = room + LANES  # for each chunk: large entries may all lie in one
+class _Collected(NamedTuple):
+    entries: Entries | None  # None if there was not enough room
+    needed: int  # the largest number of entries in one chunk
+
+
+def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: int) -> _Collected:
+    """Run a collecting loop over all chunks, each of which has room for `room` entries."""
+    chunks = len(chunk_bounds(x.numel())) - 1
+    share = room + LANES  # per chunk: all large entries may be in one
     indices = torch.empty((chunks, share), dtype=index_dtype(x.numel()))
     values = torch.empty((chunks, share), dtype=x.dtype)
     found = [0] * chunks
@@ -288,32 +270,10 @@ def _collect(collect: Callable[[int, int, Array, Array], int], x: Tensor, room: 
     def run(chunk: int, start: int, stop: int) -> None:
         found[chunk] = collect(start, stop, *_arrays(indices[chunk], values[chunk]))
 
-    _in_threads(run, x.numel())
+    in_threads(run, x.numel())
     if max(found) > share - LANES:
-        return max(found)
+        return _Collected(None, max(found))
     if chunks == 1:
-        return indices[0, : found[0]], values[0, : found[0]]
-    parts = range(chunks)
-    return joined([indices[at, : found[at]] for at in parts]), joined([values[at, : found[at]] for at in parts])
-
-
-def _chunk_bounds(numel: int) -> list[int]:
-    """Equal parts on cache-line boundaries, one a thread; an empty vector is one part."""
-    threads = max(1, min(torch.get_num_threads(), numel // CHUNK_ENTRIES))
-    step = -(-numel // threads)
-    step += -step % STORE_ALIGNMENT_BYTES
-    return [min(part * step, numel) for part in range(threads)] + [numel]
-
-
-def _in_threads(work: Callable[[int, int, int], None], numel: int) -> None:
-    """Call `work(chunk, start, stop)` for every chunk, the first one on this thread."""
-    bounds = _chunk_bounds(numel)
-    others = [
-        threading.Thread(target=work, args=(chunk, bounds[chunk], bounds[chunk + 1]))
-        for chunk in range(1, len(bounds) - 1)
-    ]
-    for thread in others:
-        thread.start()
-    work(0, bounds[0], bounds[1])
-    for thread in others:
-        thread.join()
+        return _Collected((indices[0, : found[0]], values[0, : found[0]]), found[0])
+    parts = [(indices[chunk, :count], values[chunk, :count]) for chunk, count in enumerate(found)]
+    return _Collected((joined([part[0] for part in parts]), joined([part[1] for part in parts])), max(found))

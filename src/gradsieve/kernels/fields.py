@@ -1,7 +1,7 @@
-"""Values in fewer bits: without loss by leaving out what they have in common, or rounded to a few levels; compiled.
+"""Values in fewer bits: without loss by leaving out common leading bits, or rounded to a few levels; compiled.
 
-What a rounding loop writes to `rounded` is what the reading loop gives back, bit for bit, on any machine: both compute
-it by one float32 multiplication.
+A rounding loop writes to `rounded` the values that the reading loop will give, bit for bit, on any machine: both
+compute them by one float32 multiplication.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from numba import uint32, uint64
 
 from gradsieve.kernels.bits import ONE, compiled, get
 
-CHUNK_VALUES = 128  # that share a scale; fewer fits the scale closer, but sends more scales
+CHUNK_VALUES = 128  # values per scale: fewer fits the scale closer, but sends more scales
 
 _MAGNITUDE = uint32(0x7FFFFFFF)
 _SIGN_SHIFT = uint32(31)
 _LEAST_NORMAL_HALF = uint32(0x38800000)  # 2 to the -14, as a float32
-_HALF_BIAS = uint32((0xFFF - (112 << 23)) & 0xFFFFFFFF)  # between the two's exponents, and half of the last bit
+_HALF_BIAS = uint32((0xFFF - (112 << 23)) & 0xFFFFFFFF)  # the difference of the exponents' biases, and rounding
 _EXPONENTS_APART = uint32(112 << 23)
 _ONE_HALF = uint32(0x3F000000)
-_LEAST_STEP = np.finfo(np.float32).tiny  # below, one over the step is infinite
+_LEAST_STEP = np.finfo(np.float32).tiny  # below this, 1 / step is infinite
 
 # The largest magnitudes that do not round to infinity.
 LARGEST_BF16 = float(np.array([0x7F7F7FFF], np.uint32).view(np.float32)[0])
@@ -30,7 +30,7 @@ LARGEST_FP16 = 65519.0
 
 @compiled
 def magnitude_span(bits: Any) -> tuple[Any, Any]:
-    """The least and the greatest magnitude of float32 values, as bit patterns, in which order magnitudes are."""
+    """The least and the greatest magnitude of float32 values, as bit patterns, which are ordered as magnitudes are."""
     least, greatest = _MAGNITUDE, uint32(0)
     for j in range(bits.size):
         magnitude = bits[j] & _MAGNITUDE
@@ -41,7 +41,7 @@ def magnitude_span(bits: Any) -> tuple[Any, Any]:
 
 @compiled
 def encode_narrow(bits: Any, shift: int, base: int, width: int, words: Any) -> None:
-    """Each sign and the magnitude's distance from `base`, without its `shift` low bits, in `width` bits together."""
+    """Write per value, in `width` bits, its sign and its magnitude without the `shift` low bits, minus `base`."""
     offset, width_bits, dropped = uint64(base), uint64(width), uint32(shift)
     word, pending, filled = uint64(0), uint64(0), uint64(0)
     for j in range(bits.size):
@@ -60,7 +60,7 @@ def encode_narrow(bits: Any, shift: int, base: int, width: int, words: Any) -> N
 
 @compiled
 def decode_narrow(words: Any, shift: int, base: int, width: int, bits: Any) -> None:
-    """Read the values back; `words` has at least one word more than they take."""
+    """Read what `encode_narrow` wrote. `words` has at least one word more than the values take."""
     mask = (ONE << uint64(width)) - ONE
     offset, bit, dropped = uint64(base), uint64(0), uint32(shift)
     for j in range(bits.size):
@@ -71,10 +71,10 @@ def decode_narrow(words: Any, shift: int, base: int, width: int, bits: Any) -> N
 
 @compiled
 def encode_levels(values: Any, bits: Any, levels: int, steps: Any, codes: Any, rounded: Any) -> None:
-    """The nearest multiple of a step, between `-levels` and `levels`; the step fits the chunk's greatest magnitude.
+    """The nearest multiple of a step, from `-levels` to `levels`. The chunk's greatest magnitude is `levels` steps.
 
-    `bits` are those of the float32 values: as whole numbers magnitudes are compared eight at a time. Each loop does one
-    thing, or none would be.
+    `bits` are the bit patterns of the float32 values: the compiler vectorizes comparisons of integers. It also needs
+    loops that do one thing each.
     """
     most = np.int32(levels)
     peak = np.empty(1, np.uint32)
@@ -93,12 +93,12 @@ def encode_levels(values: Any, bits: Any, levels: int, steps: Any, codes: Any, r
         for j in range(start, stop):
             codes[j] = min(max(np.int32(np.rint(values[j] * scale)), -most), most)
         for j in range(start, stop):
-            rounded[j] = np.float32(codes[j]) * step  # from the whole number: it has no negative zero
+            rounded[j] = np.float32(codes[j]) * step  # from the integer, which has no negative zero
 
 
 @compiled
 def decode_levels(steps: Any, codes: Any, values: Any) -> None:
-    """Codes times steps."""
+    """`values = codes * steps`."""
     for chunk in range(steps.size):
         step = steps[chunk]
         start = chunk * CHUNK_VALUES
@@ -108,7 +108,7 @@ def decode_levels(steps: Any, codes: Any, values: Any) -> None:
 
 @compiled
 def pack_nibbles(codes: Any, data: Any) -> None:
-    """Two codes in a byte, the first below; an odd one has a zero above it."""
+    """Write two codes per byte, the first in the low half. After an odd number of codes the last high half is zero."""
     for j in range(codes.size // 2):
         data[j] = np.uint8(codes[2 * j]) & np.uint8(15) | np.uint8(codes[2 * j + 1]) << np.uint8(4)
     if codes.size % 2:
@@ -117,7 +117,7 @@ def pack_nibbles(codes: Any, data: Any) -> None:
 
 @compiled
 def unpack_nibbles(data: Any, codes: Any) -> None:
-    """The codes again, with their signs."""
+    """Read what `pack_nibbles` wrote, with signs."""
     for j in range(codes.size // 2):
         byte = np.int32(data[j])
         codes[2 * j] = ((byte & 15) ^ 8) - 8
@@ -128,9 +128,9 @@ def unpack_nibbles(data: Any, codes: Any) -> None:
 
 @compiled
 def round_fp16(values: Any, bits: Any, halves: Any, rounded: Any) -> None:
-    """float32 as float16, to nearest, ties to even, and as float32 again; none may be beyond `LARGEST_FP16`.
+    """Round float32 to float16, to nearest, ties to even, and back. No magnitude may be above `LARGEST_FP16`.
 
-    Values as numbers and as bit patterns, the other two as bit patterns.
+    `values` are given as numbers and as bit patterns, `halves` and `rounded` are written as bit patterns.
     """
     shifted, back = np.empty(CHUNK_VALUES, np.float32), np.empty(CHUNK_VALUES, np.float32)
     shifted_bits, back_bits = shifted.view(np.uint32), back.view(np.uint32)
@@ -139,7 +139,7 @@ def round_fp16(values: Any, bits: Any, halves: Any, rounded: Any) -> None:
         stop = min(start + CHUNK_VALUES, values.size)
         numbers, patterns = values[start:stop], bits[start:stop]
         for j in range(numbers.size):
-            shifted[j] = abs(numbers[j]) + np.float32(0.5)  # the last bit of a half's subnormals comes last here
+            shifted[j] = abs(numbers[j]) + np.float32(0.5)  # the sum's last bit is that of float16's subnormals
             back[j] = shifted[j] - np.float32(0.5)
         for j in range(numbers.size):
             magnitude = patterns[j] & _MAGNITUDE
@@ -156,7 +156,7 @@ def round_fp16(values: Any, bits: Any, halves: Any, rounded: Any) -> None:
 
 @compiled
 def round_bf16(bits: Any, rounded: Any) -> None:
-    """Each float32 without its lower half, rounded to nearest, ties to even; both as bit patterns."""
+    """Round float32 to its upper 16 bits, to nearest, ties to even; both as bit patterns."""
     for j in range(bits.size):
         odd = bits[j] >> uint32(16) & uint32(1)
         rounded[j] = (bits[j] + uint32(0x7FFF) + odd) & uint32(0xFFFF0000)

@@ -1,8 +1,8 @@
-"""Sorted indices as the gaps between them, in as few bits as suit them; compiled.
+"""Sorted indices as the gaps between them, in as few bits as most gaps need; compiled.
 
-Most gaps fit in `width` bits. One that does not is marked by a field of all ones, and follows in a second stream of
-`wide` bits each. For indices spread at random that comes to within 10 % of the entropy at any density; where they
-cluster, gaps are small and few are wide.
+Most gaps fit in `width` bits. A gap that does not fit is marked by a field of all ones, and written to a second stream
+with `wide` bits per gap. For indices spread at random the size is within 10 % of the entropy at any density. For
+clustered indices, most gaps are small and few are wide.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from numba import uint64
 from gradsieve.kernels.bits import ONE, compiled, get, num_words, put
 from gradsieve.kernels.lanes import count_leading_zeros
 
-MAX_BITS = 40  # of a gap: no vector is longer, and a sum of index and gap cannot overflow
+MAX_BITS = 40  # per gap: no vector is longer, and the sum of index and gap cannot overflow
 
 
 class GapPlan(NamedTuple):
-    """How a run of indices is written."""
+    """How sorted indices are written."""
 
-    width: int  # bits of a gap
-    wide: int  # bits of a gap that does not fit
-    num_wide: int
+    width: int  # bits per gap
+    wide: int  # bits per gap that does not fit
+    num_wide: int  # gaps that do not fit
 
     def num_words(self, count: int) -> int:
-        """64-bit words of both streams."""
+        """The number of 64-bit words of both streams."""
         return num_words(count * self.width) + num_words(self.num_wide * self.wide)
 
 
 def plan(indices: Any, low: int) -> GapPlan:
-    """The widths that make the run, which is not empty, smallest; `low` is an index that none is below."""
+    """The widths that give the smallest size for at least one index. No index is below `low`."""
     return GapPlan(*_smallest(indices, low))
 
 
 @compiled
 def _smallest(indices: Any, low: int) -> tuple[int, int, int]:
-    lengths = np.zeros(65, np.int64)  # how many gaps have so many bits
+    lengths = np.zeros(65, np.int64)  # the number of gaps with 0, 1, 2, ... bits
     previous = np.int64(low) - 1
     for j in range(indices.size):
         gap = np.int64(indices[j]) - previous
@@ -59,7 +59,7 @@ def _smallest(indices: Any, low: int) -> tuple[int, int, int]:
 
 @compiled
 def encode(indices: Any, low: int, width: int, wide: int, words: Any) -> None:
-    """Write a run as planned; `words` are zero, as many as the plan says and one more."""
+    """Write indices as planned. `words` are zero, and one more than the plan says."""
     mask = (ONE << uint64(width)) - ONE
     wide_bit = uint64((indices.size * width + 63) // 64 * 64)
     width_bits, filled = uint64(width), uint64(0)
@@ -86,10 +86,10 @@ def encode(indices: Any, low: int, width: int, wide: int, words: Any) -> None:
 
 @compiled
 def decode(words: Any, low: int, high: int, width: int, wide: int, num_wide: int, indices: Any) -> bool:
-    """Read a run back; false unless all its indices lie in `[low, high)` and every wide gap is used.
+    """Read indices; returns false unless all are in `[low, high)` and every wide gap is used.
 
-    `words` has at least one word more than the plan says. Gaps are at least one, so indices come out strictly
-    increasing, whatever came in.
+    `words` has at least one word more than the plan says. Gaps are at least one, so the indices are strictly increasing
+    whatever the words are.
     """
     mask = (ONE << uint64(width)) - ONE
     wide_mask = (ONE << uint64(wide)) - ONE

@@ -1,9 +1,10 @@
-"""Vector instructions Numba has no words for, written as LLVM vectors.
+"""Vector instructions that Numba cannot express, written as LLVM vectors.
 
-A scan for large entries is limited by memory only if 32 of them are compared at once and the outcome comes back as
-one 32-bit mask; and a sum whose result is not needed soon must be stored past the cache, or every line of the result
-is first read for nothing. LLVM turns both into what the processor has (AVX2, AVX-512, NEON). Measured, n = 14.7M, one
-thread: sum, comparison and store in one pass take 1.2 times a bare `add_`; without these, 2.1 times.
+A scan for large entries is limited by memory only if it compares 32 entries at once and gets one 32-bit mask. A sum
+that is not read again soon must be stored past the cache, because otherwise every cache line of the result is first
+read from memory. LLVM compiles both to the processor's instructions (AVX2, AVX-512, NEON). Measured, n = 14.7 million,
+one thread: sum, comparison and store in one pass take 1.2 times as long as `add_`. Without these instructions it is 2.1
+times.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ STORE_ALIGNMENT_BYTES = 64  # streaming stores need whole, aligned vectors
 
 _INT32 = ir.IntType(32)
 
-# Numba passes the typing context and calls without it: no signature says both.
+# Numba passes a typing context that callers do not: no signature describes both.
 intrinsic: Any = _intrinsic
 
 
@@ -42,7 +43,7 @@ def _stream(builder: Any, lanes: Any, pointer: Any) -> None:
 
 
 def _magnitude_mask(builder: Any, lanes: Any, floor: Any) -> Any:
-    """One bit a lane: not |x| < floor, so that a NaN counts as large and cannot hide in a residual."""
+    """One bit per lane: not |x| < floor, so that a NaN counts as large and cannot stay in a residual."""
     bits = 32 if isinstance(lanes.type.element, ir.FloatType) else 64
     integers = ir.VectorType(ir.IntType(bits), LANES)
     without_sign = ir.Constant(integers, [(1 << (bits - 1)) - 1] * LANES)
@@ -64,7 +65,7 @@ def large_lanes(typingctx: Any, x: Any, start: Any, floor: Any) -> Any:
 
 @intrinsic
 def add_lanes(typingctx: Any, a: Any, b: Any, out: Any, start: Any, floor: Any) -> Any:
-    """Store `a + b` at `out[start : start + LANES]` past the cache; the mask of the sum's large lanes comes back."""
+    """Store `a + b` at `out[start : start + LANES]` past the cache; returns the mask of the sum's large lanes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         itemsize = signature.args[0].dtype.bitwidth // 8
@@ -81,7 +82,7 @@ def add_lanes(typingctx: Any, a: Any, b: Any, out: Any, start: Any, floor: Any) 
 
 @intrinsic
 def sign_lanes(typingctx: Any, bits: Any, start: Any) -> Any:
-    """A mask of the lanes of `bits[start : start + LANES]`, patterns of float32, whose sign is set."""
+    """A mask of the lanes of `bits[start : start + LANES]`, bit patterns of float32, whose sign is set."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _vector_pointer(context, builder, signature.args[0], args[0], args[1])
@@ -149,7 +150,7 @@ def store_lanes(typingctx: Any, source: Any, first: Any, out: Any, start: Any) -
 
 @intrinsic
 def lowest_set(typingctx: Any, mask: Any) -> Any:
-    """The number of the lowest set bit of a mask of 32 or 64 bits; how many bits it has, if none is set."""
+    """The number of the lowest set bit of a mask of 32 or 64 bits; 32 or 64 if no bit is set."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         lowest = builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
@@ -160,7 +161,7 @@ def lowest_set(typingctx: Any, mask: Any) -> Any:
 
 @intrinsic
 def count_set(typingctx: Any, mask: Any) -> Any:
-    """How many bits of a mask, of 32 or 64, are set."""
+    """The number of set bits of a mask of 32 or 64 bits."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         count = builder.ctpop(args[0])
@@ -171,7 +172,7 @@ def count_set(typingctx: Any, mask: Any) -> Any:
 
 @intrinsic
 def count_leading_zeros(typingctx: Any, word: Any) -> Any:
-    """How many zero bits precede the highest set bit of a 64-bit word that is not zero."""
+    """The number of zero bits above the highest set bit of a 64-bit word that is not zero."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -181,7 +182,7 @@ def count_leading_zeros(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def drain_stores(typingctx: Any) -> Any:
-    """Make streamed stores visible to other threads before they are told of them."""
+    """Make all streamed stores so far visible to other threads."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")

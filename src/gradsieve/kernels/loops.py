@@ -1,7 +1,7 @@
-"""The hot loops over dense vectors, compiled by Numba: no checks here, callers size every buffer.
+"""The hot loops over dense vectors, compiled by Numba. They check nothing: callers size every buffer.
 
-Each releases the GIL. A loop that collects entries is given room for some of them and returns how many there are:
-when that is more than the room less one vector of lanes, some were only counted and the caller tries again with more.
+Each loop releases the GIL. A loop that collects entries has room for some of them, and returns how many there are. If
+that is more than the room minus `LANES`, some were only counted, and the caller runs the loop again with more room.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gradsieve.kernels.lanes import (
 )
 
 RADIX_BITS = 11
-WINDOW_ENTRIES = 512  # put together before they are stored: a few percent of a first-level cache
+WINDOW_ENTRIES = 512  # assembled in the cache before they are stored: a few percent of a first-level cache
 
 _ONE = uint64(1)
 
@@ -43,9 +43,9 @@ def _emit(x: Any, index: int, found: int, indices: Any, values: Any) -> int:
 def accumulate(
     residual: Any, grad: Any, out: Any, head: int, floor: Any, clear: bool, base: int, indices: Any, values: Any
 ) -> int:
-    """`out = residual + grad`; collect the sums not below `floor`. `head` entries precede alignment.
+    """`out = residual + grad`; collect the sums not below `floor`. `out` is aligned after `head` entries.
 
-    To clear the gradient here, while it is in the cache, costs a third of doing so later.
+    Clearing the gradient here, while it is in the cache, costs a third of clearing it later.
     """
     numel = out.size
     found = 0
@@ -57,7 +57,7 @@ def accumulate(
             found = _emit(out[j], base + j, found, indices, values)
     for start in range(head, lanes_end, LANES):
         mask = add_lanes(residual, grad, out, start, floor)
-        if found > last_start:  # there may be no room for them all: from here on only count
+        if found > last_start:  # there may not be room for all of them: from here on only count
             found += count_set(mask)
             mask = uint32(0)
         while mask:
@@ -88,7 +88,7 @@ def compact(x: Any, floor: Any, base: int, indices: Any, values: Any) -> int:
     lanes_end = numel // LANES * LANES
     for start in range(0, lanes_end, LANES):
         mask = large_lanes(x, start, floor)
-        if found > last_start:  # there may be no room for them all: from here on only count
+        if found > last_start:  # there may not be room for all of them: from here on only count
             found += count_set(mask)
             continue
         while mask:
@@ -105,9 +105,9 @@ def compact(x: Any, floor: Any, base: int, indices: Any, values: Any) -> int:
 
 @_compiled
 def kth_key(bits: Any, k: int, key_mask: Any, key_bits: int) -> tuple[int, int]:
-    """The k-th largest magnitude as its bit pattern, and how many of its ties belong to the k largest.
+    """The k-th largest magnitude as its bit pattern, and the number of its equals that belong to the k largest.
 
-    Magnitudes sort as their bit patterns do, NaN above infinity; so a radix descent finds the k-th exactly.
+    Magnitudes are ordered as their bit patterns are, NaN above infinity, so a radix descent finds the k-th exactly.
     """
     prefix: Any = np.int64(0)
     left = k
@@ -151,10 +151,10 @@ def cut(
     dropped_indices: Any,
     dropped_values: Any,
 ) -> Any:
-    """Part entries at the k-th magnitude, keeping the first `ties` of those equal to it.
+    """Split entries at the k-th magnitude. The first `ties` of those equal to it are kept.
 
-    Both sides need room for one more: an entry is written to both, and counted in one, since guessing which would
-    be wrong too often.
+    Both outputs need room for one more entry: each entry is written to both and counted in one, because a branch would
+    be mispredicted too often.
     """
     kept, dropped = uint64(0), uint64(0)
     left: Any = uint64(ties)
@@ -174,10 +174,10 @@ def cut(
 
 @_compiled
 def write_sparse(out: Any, head: int, base: int, indices: Any, values: Any) -> None:
-    """Zeros but for the given entries; `out` begins at index `base`, and is aligned after `head` entries.
+    """Zeros except for the given entries. `out` begins at index `base`, and is aligned after `head` entries.
 
-    Each window is put together in the cache and stored past it, once: entries scattered into zeros that are already
-    written would have every touched line read back.
+    Each window is assembled in the cache and stored past it once. Writing entries into zeros that are already stored
+    would read every touched cache line back.
     """
     windows_end = head + (out.size - head) // WINDOW_ENTRIES * WINDOW_ENTRIES
     window = np.zeros(WINDOW_ENTRIES, out.dtype)
@@ -212,14 +212,14 @@ def put(out: Any, indices: Any, values: Any) -> None:
 
 @_compiled
 def clear(out: Any, indices: Any) -> None:
-    """Zeros at the given indices."""
+    """Write zeros at the given indices."""
     for j in range(indices.size):
         out[uint64(indices[j])] = 0
 
 
 @_compiled
 def settle(accumulated: Any, sent: Any, sent_values: Any, indices: Any, values: Any) -> None:
-    """Take off what was sent and add back what was not delivered; places where that is the same are not touched."""
+    """Subtract what was sent, add the leftover. Entries that are left over whole are not written."""
     j = 0
     for i in range(sent.size):
         while j < indices.size and indices[j] < sent[i]:
@@ -239,28 +239,28 @@ def settle(accumulated: Any, sent: Any, sent_values: Any, indices: Any, values: 
 def move_delivered(
     parameter: Any, mean_square: Any, deliveries: Any, indices: Any, values: Any, weights: Any, rate: Any, epsilon: Any
 ) -> None:
-    """Count delivered entries, take their squares into the means, move their parameters."""
+    """Count delivered entries, update the means of their squares, move their parameters."""
     last = weights.size - 1
     for j in range(indices.size):
-        place, value = uint64(indices[j]), values[j]
-        before = min(int(deliveries[place]), last)
-        deliveries[place] = before + 1
-        square = mean_square[place]
+        index, value = uint64(indices[j]), values[j]
+        before = min(int(deliveries[index]), last)
+        deliveries[index] = before + 1
+        square = mean_square[index]
         square += weights[before] * (value * value - square)
-        mean_square[place] = square
-        parameter[place] -= rate * value / (np.sqrt(square) + epsilon)
+        mean_square[index] = square
+        parameter[index] -= rate * value / (np.sqrt(square) + epsilon)
 
 
 @_compiled
 def sample(x: Any, stretch: int, out: Any) -> None:
-    """One entry of each stretch, at a place drawn by Knuth's multiplicative hash of the stretch's number."""
+    """One entry of each stretch, at a position given by Knuth's multiplicative hash of the stretch's number."""
     for number in range(out.size):
         out[number] = x[number * stretch + (number * 2654435761 & 0xFFFFFFFF) % stretch]
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
 def moments(x: Any) -> tuple[float, float]:
-    """Sum and sum of squares, in float64: the square of a small float32 may be zero."""
+    """Sum and sum of squares, in float64, because the square of a small float32 may be zero in float32."""
     total = 0.0
     squares = 0.0
     for j in range(x.size):

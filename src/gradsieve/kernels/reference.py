@@ -1,7 +1,7 @@
-"""The kernels in plain torch operations, for any device and dtype: the definition the fast ones are tested against.
+"""The kernels in plain torch operations, for any device and dtype. The compiled kernels are tested against them.
 
-Magnitude comparisons count a NaN as larger than anything, so that it is always picked and seen by every rank, and
-never pick a zero. Values keep the dtype of the vector they come from; indices are int32 up to 2^31 - 1 entries.
+In comparisons of magnitudes a NaN is larger than everything, so that it is always selected and reaches every rank. A
+zero is never selected. Values keep the dtype of the vector they come from. Indices are int32 up to 2^31 - 1 entries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 Entries = tuple[Tensor, Tensor]
-"""Indices, strictly increasing, and their values."""
+"""Strictly increasing indices, and the values there."""
 
 
 def index_dtype(numel: int) -> torch.dtype:
@@ -21,17 +21,17 @@ def index_dtype(numel: int) -> torch.dtype:
 
 
 def magnitudes(x: Tensor) -> Tensor:
-    """|x| with NaN as infinity's successor: the order all selections use."""
+    """|x|, with NaN as infinity: selections use this order."""
     return torch.where(torch.isnan(x), torch.inf, x.abs())
 
 
 def accumulate(
     residual: Tensor, grad: Tensor, out: Tensor, floor: float | None, expected: int, clear: bool
 ) -> Entries | None:
-    """`out = residual + grad`; with a floor, also the entries of the sum that are not below it.
+    """`out = residual + grad`; with `clear` the gradient is then set to zero.
 
-    About `expected` of them are looked for: if there are twice as many and more, None may come instead. With `clear`
-    the gradient is zero afterwards.
+    Returns the entries of the sum that are not below the floor, or None if they were not collected: because there is no
+    floor, or because there are more than twice as many as expected.
     """
     torch.add(residual, grad, out=out)
     if clear:
@@ -40,10 +40,10 @@ def accumulate(
 
 
 def compact(x: Tensor, floor: float, expected: int) -> Entries:
-    """The non-zero entries whose magnitude is not below `floor`; `expected` is a guess at how many there are."""
+    """The non-zero entries whose magnitude is not below `floor`. `expected` is an estimate of their number."""
     threshold = torch.tensor(floor, dtype=x.dtype, device=x.device)
-    picked = ~(x.abs() < threshold) & (x != 0)
-    positions = picked.nonzero().flatten()
+    selected = ~(x.abs() < threshold) & (x != 0)
+    positions = selected.nonzero().flatten()
     return positions.to(index_dtype(x.numel())), x[positions]
 
 
@@ -53,7 +53,7 @@ def kth_magnitude(x: Tensor, k: int) -> float:
 
 
 def least_magnitude(x: Tensor) -> float:
-    """The smallest magnitude of at least one entry, NaN as infinity."""
+    """The smallest magnitude of a vector of at least one entry, with NaN as infinity."""
     return float(magnitudes(x).min())
 
 
@@ -63,16 +63,17 @@ def all_finite(x: Tensor) -> bool:
 
 
 def cut(indices: Tensor, values: Tensor, k: int) -> tuple[Entries, Entries]:
-    """The k entries of largest magnitude, and the others; among equals the lower index is kept."""
+    """The k entries of largest magnitude, and the others. Among equals the lower index comes first."""
     order = _orderable(values).sort(descending=True, stable=True).indices
     kept, dropped = order[:k].sort().values, order[k:].sort().values
     return (indices[kept], values[kept]), (indices[dropped], values[dropped])
 
 
 def top_of_chunks(x: Tensor, length: int, edges: Tensor) -> Entries:
-    """Of each chunk of `length` entries, its share of largest magnitudes; zeros never, ties to the lower index.
+    """The entries of largest magnitude of each chunk of `length` entries, without zeros; the lower index among equals.
 
-    The share of chunk i is `edges[i + 1] - edges[i]`, at least one and at most the chunk. The last may be shorter.
+    The share of chunk i is `edges[i + 1] - edges[i]`, at least one and at most the chunk's length. The last chunk may
+    be shorter.
     """
     num_chunks = edges.numel() - 1
     keys = _orderable(x)
@@ -80,26 +81,26 @@ def top_of_chunks(x: Tensor, length: int, edges: Tensor) -> Entries:
     padded[: x.numel()] = keys
     keys, order = padded.view(num_chunks, length).sort(dim=1, descending=True, stable=True)
     ranks = torch.arange(length, device=x.device)
-    picked = (ranks < edges.diff().to(x.device)[:, None]) & (keys > 0)
+    selected = (ranks < edges.diff().to(x.device)[:, None]) & (keys > 0)
     starts = length * torch.arange(num_chunks, device=x.device)
-    positions = (starts[:, None] + order)[picked].sort().values
+    positions = (starts[:, None] + order)[selected].sort().values
     return positions.to(index_dtype(x.numel())), x[positions]
 
 
 def sum_runs(runs: Sequence[Entries]) -> Entries:
-    """The sum of sorted runs, added in their order. Sums that cancel stay: they tell that the index was delivered."""
-    indices, places = torch.unique(torch.cat([run[0] for run in runs]), return_inverse=True)
+    """The sum of sorted runs, added in their order. Sums of zero stay: they say that the index was delivered."""
+    indices, positions = torch.unique(torch.cat([run[0] for run in runs]), return_inverse=True)
     values = torch.zeros(indices.numel(), dtype=runs[0][1].dtype, device=indices.device)
     start = 0
     for run_indices, run_values in runs:
-        # Each run has an index once, so one addition a run is exact and repeatable, on any device.
-        values[places[start : start + run_indices.numel()]] += run_values
+        # Each run has an index once, so one addition per run is reproducible on any device.
+        values[positions[start : start + run_indices.numel()]] += run_values
         start += run_indices.numel()
     return indices, values
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """End to end."""
+    """The parts end to end."""
     return torch.cat(list(parts))
 
 
@@ -110,7 +111,7 @@ def above(entries: Entries, floor: float) -> Entries:
 
 
 def shared(indices: Tensor, other: Tensor) -> Tensor:
-    """The indices that are in `other` too; both are sorted."""
+    """The indices that are also in `other`. Both are sorted."""
     return indices[torch.isin(indices, other, assume_unique=True)]
 
 
@@ -120,22 +121,22 @@ def exclude(entries: Entries, other: Tensor) -> Entries:
     return entries[0][kept], entries[1][kept]
 
 
-def beyond(entries: Entries, seen: Tensor) -> Entries:
-    """The entries less what was seen of them, where that differs."""
-    missing = entries[1] - seen
-    kept = missing != 0
-    return entries[0][kept], missing[kept]
+def difference(entries: Entries, decoded: Tensor) -> Entries:
+    """The values minus the decoded values at the same indices, where they differ."""
+    errors = entries[1] - decoded
+    kept = errors != 0
+    return entries[0][kept], errors[kept]
 
 
-def rounded_off(entries: Entries, seen: Tensor, other: Tensor) -> Entries:
-    """Of the entries whose index is in the sorted `other`, what was not seen of them, zeros included."""
+def difference_at(entries: Entries, decoded: Tensor, other: Tensor) -> Entries:
+    """The values minus the decoded values, zeros included, of the entries whose index is in the sorted `other`."""
     shared = torch.isin(entries[0], other, assume_unique=True)
-    values, seen = entries[1][shared], seen[shared]
-    return entries[0][shared], torch.where(values == seen, 0, values - seen)
+    values, decoded = entries[1][shared], decoded[shared]
+    return entries[0][shared], torch.where(values == decoded, 0, values - decoded)
 
 
 def first_disorder(indices: Tensor, low: int, high: int) -> int:
-    """The first position whose index is out of `[low, high)` or not above the one before; -1 if there is none."""
+    """The first position whose index is not in `[low, high)` or not above the one before; -1 if there is none."""
     if indices.numel() == 0:
         return -1
     bad = (indices < low) | (indices >= high)
@@ -144,23 +145,23 @@ def first_disorder(indices: Tensor, low: int, high: int) -> int:
 
 
 def write_sparse_(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """`out` becomes zero but for the given entries."""
+    """Overwrite `out` with the given entries, and zeros elsewhere."""
     out.zero_()
     put_(out, indices, values)
 
 
 def put_(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """`out` becomes the given values at the given indices."""
+    """Write the values at the given indices."""
     out[indices] = values.to(out.dtype)
 
 
 def clear_(out: Tensor, indices: Tensor) -> None:
-    """`out` becomes zero at the given indices."""
+    """Write zeros at the given indices."""
     out[indices] = 0
 
 
 def settle_(accumulated: Tensor, sent: Entries, leftover: Entries) -> None:
-    """Take off what was sent (it is what stands there), then add back what was not delivered."""
+    """Set the entries that were sent to zero, then add the leftover."""
     accumulated[sent[0]] = 0
     accumulated[leftover[0]] += leftover[1].to(accumulated.dtype)
 
@@ -175,9 +176,9 @@ def move_delivered_(
     rate: float,
     epsilon: float,
 ) -> None:
-    """A step of `LazyAdam`: count the delivered entries, take their squares into the means, move their parameters.
+    """A step of `LazyAdam`: count the delivered entries, update the means of their squares, move their parameters.
 
-    `weights` has a new square's share of the mean, by how many came before; counting ends at its length.
+    `weights[n]` is the weight of a new square after n deliveries. Counts do not exceed the length of `weights`.
     """
     before = deliveries[indices]
     deliveries[indices] = (before + 1).clamp(max=weights.numel())
@@ -194,9 +195,9 @@ def moments(x: Tensor) -> tuple[float, float]:
 
 
 def sample(x: Tensor, num_entries: int) -> Tensor:
-    """About `num_entries` entries, one from each of as many equal stretches, at places that follow no pattern in x.
+    """About `num_entries` entries, one at a pseudo-random position of each of as many equal stretches.
 
-    A fixed stride could fall in step with the rows of a weight matrix, hence the hash of the stretch's number.
+    A fixed stride could coincide with the rows of a weight matrix, so positions are a hash of the stretch's number.
     """
     stretch = max(1, x.numel() // num_entries)
     numbers = torch.arange(x.numel() // stretch, device=x.device)
@@ -204,11 +205,11 @@ def sample(x: Tensor, num_entries: int) -> Tensor:
 
 
 def descending_points(values: Tensor, ranks: Tensor) -> Tensor:
-    """The magnitudes at the given ranks, 0 being the largest."""
+    """The magnitudes at the given ranks, where rank 0 is the largest."""
     return magnitudes(values).sort(descending=True).values[ranks.to(values.device)]
 
 
 def _orderable(values: Tensor) -> Tensor:
-    """Bit patterns of the magnitudes: integers that sort as they do, with NaN on top."""
+    """Bit patterns of the magnitudes: integers in the same order, with NaN as the largest."""
     wide = values if values.dtype == torch.float64 else values.float()
     return wide.abs().view(torch.int64 if wide.dtype == torch.float64 else torch.int32)

@@ -1,9 +1,13 @@
-"""The hot loops over sorted runs of entries, compiled by Numba: no checks here, callers size every buffer.
+"""The hot loops over sorted entries, compiled by Numba. They check nothing: callers size every buffer.
 
-Two runs at a time would be merged by comparing their heads, and each comparison waits for the one before. Instead the
-index space is walked in windows that stay in the cache: entries are put in their places, places are read off.
+Merging two sorted lists compares their heads, and each comparison waits for the one before. Instead, these loops go
+through the index space in windows that stay in the cache. Entries are written to their offset in the window, and the
+window is then read in order.
 
-Positions are unsigned: Numba lets a signed one count from the end, and that test would sit in the chain of every loop.
+Positions are unsigned: Numba lets a signed position count from the end, and testing for that would slow every loop.
+
+Most loops write an entry before they decide whether it counts, which avoids a branch. Their outputs need room for one
+more entry.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from numba import njit, uint64
 from gradsieve.kernels.lanes import count_set, lowest_set
 
 WINDOW_ENTRIES = 4096  # 16 KB of float32: half of a first-level cache
-READ_OFF_AT_ONCE = 5  # of 64 places, without asking whether there are so many: a wrong guess costs more than they do
+READ_AT_ONCE = 5  # entries per 64 offsets that are read without a branch: a misprediction costs more than they do
 
 _ONE, _WORD_SHIFT, _BIT_MASK = uint64(1), uint64(6), uint64(63)
 
@@ -25,15 +29,15 @@ _inlined = njit(nogil=True, cache=True, inline="always")
 
 
 @_inlined
-def _mark(touched: Any, place: Any) -> None:
-    touched[place >> _WORD_SHIFT] |= _ONE << (place & _BIT_MASK)
+def _mark(touched: Any, offset: Any) -> None:
+    touched[offset >> _WORD_SHIFT] |= _ONE << (offset & _BIT_MASK)
 
 
 @_compiled
 def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_values: Any) -> Any:
-    """Add sorted runs, laid end to end between `bounds`, in their order; how many entries the sum has.
+    """Add sorted runs, stored end to end between `bounds`, in their order; returns the number of entries of the sum.
 
-    The output needs room for `READ_OFF_AT_ONCE` entries more, since it is written before it is known.
+    The output needs room for `READ_AT_ONCE` more entries.
     """
     window = np.zeros(WINDOW_ENTRIES, values.dtype)
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
@@ -45,7 +49,7 @@ def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_value
             return found
         start -= start % WINDOW_ENTRIES
         alone = _only_run(indices, positions, bounds, start + WINDOW_ENTRIES)
-        if alone >= 0:  # nothing to add to: what is rounded away comes from everywhere, or from one region
+        if alone >= 0:  # one run is copied: rounding errors of different runs are often far apart
             first, after = positions[alone], _alone_until(indices, positions, bounds, alone)
             passed = uint64(after - first)
             out_indices[found : found + passed] = indices[first:after]
@@ -57,36 +61,43 @@ def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_value
             position = uint64(positions[run])
             end = uint64(bounds[run + 1])
             while position < end and indices[position] < start + WINDOW_ENTRIES:
-                place = uint64(np.int64(indices[position]) - start)
-                window[place] += values[position]
-                _mark(touched, place)
+                offset = uint64(np.int64(indices[position]) - start)
+                window[offset] += values[position]
+                _mark(touched, offset)
                 position += _ONE
             positions[run] = np.int64(position)
-        for word in range(touched.size):
-            bits = touched[word]
-            touched[word] = 0
-            first, after = uint64(64 * word), found + uint64(count_set(bits))
-            for _ in range(READ_OFF_AT_ONCE):
-                # Also past the last one: where nothing was put, zero is read and left.
-                place = first + (uint64(lowest_set(bits)) & _BIT_MASK)
-                out_indices[found] = start + np.int64(place)
-                out_values[found] = window[place]
-                window[place] = 0
-                found += _ONE
-                bits &= bits - _ONE
-            while bits:
-                place = first + uint64(lowest_set(bits))
-                out_indices[found] = start + np.int64(place)
-                out_values[found] = window[place]
-                window[place] = 0
-                found += _ONE
-                bits &= bits - _ONE
-            found = after
+        found = _read_window(window, touched, start, found, out_indices, out_values)
+
+
+@_inlined
+def _read_window(window: Any, touched: Any, start: Any, found: Any, out_indices: Any, out_values: Any) -> Any:
+    """Write the marked entries of a window to the output, and clear it; returns the number of entries so far."""
+    for word in range(touched.size):
+        bits = touched[word]
+        touched[word] = 0
+        first, after = uint64(64 * word), found + uint64(count_set(bits))
+        for _ in range(READ_AT_ONCE):
+            # May read past the last entry: the window is zero there, and stays zero.
+            offset = first + (uint64(lowest_set(bits)) & _BIT_MASK)
+            out_indices[found] = start + np.int64(offset)
+            out_values[found] = window[offset]
+            window[offset] = 0
+            found += _ONE
+            bits &= bits - _ONE
+        while bits:
+            offset = first + uint64(lowest_set(bits))
+            out_indices[found] = start + np.int64(offset)
+            out_values[found] = window[offset]
+            window[offset] = 0
+            found += _ONE
+            bits &= bits - _ONE
+        found = after
+    return found
 
 
 @_inlined
 def _lowest_index(indices: Any, positions: Any, bounds: Any) -> Any:
-    """The lowest index that no run has passed yet; -1 if there is none."""
+    """The lowest index that remains in any run; -1 if there is none."""
     lowest = np.int64(-1)
     for run in range(positions.size):
         if positions[run] < bounds[run + 1]:
@@ -98,7 +109,7 @@ def _lowest_index(indices: Any, positions: Any, bounds: Any) -> Any:
 
 @_inlined
 def _only_run(indices: Any, positions: Any, bounds: Any, stop: Any) -> Any:
-    """The one run that has entries before `stop`; -1 if several have."""
+    """The only run that has remaining entries before `stop`; -1 if several runs have."""
     only = -1
     for run in range(positions.size):
         if positions[run] < bounds[run + 1] and indices[positions[run]] < stop:
@@ -110,7 +121,7 @@ def _only_run(indices: Any, positions: Any, bounds: Any, stop: Any) -> Any:
 
 @_inlined
 def _alone_until(indices: Any, positions: Any, bounds: Any, alone: Any) -> Any:
-    """The position at which the next entry of another run comes before that of this one."""
+    """The position of this run's first entry that is not before all remaining entries of the other runs."""
     low, high = positions[alone], bounds[alone + 1]
     for run in range(positions.size):
         if run != alone and positions[run] < bounds[run + 1]:
@@ -128,7 +139,7 @@ def _alone_until(indices: Any, positions: Any, bounds: Any, alone: Any) -> Any:
 
 @_compiled
 def shared(indices: Any, other: Any, out: Any) -> Any:
-    """The indices that are in the sorted `other` too; room for one more, since it writes before it knows."""
+    """The indices that are also in the sorted `other`; returns how many."""
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
     found, start, after = uint64(0), np.int64(-WINDOW_ENTRIES), uint64(0)
     for i in range(uint64(indices.size)):
@@ -141,7 +152,7 @@ def shared(indices: Any, other: Any, out: Any) -> Any:
 
 @_compiled
 def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values: Any) -> Any:
-    """The entries whose index is not in the sorted `other`; room for one more, since it writes before it knows."""
+    """The entries whose index is not in the sorted `other`; returns how many."""
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
     found, start, after = uint64(0), np.int64(-WINDOW_ENTRIES), uint64(0)
     for i in range(uint64(indices.size)):
@@ -154,22 +165,22 @@ def exclude(indices: Any, values: Any, other: Any, out_indices: Any, out_values:
 
 
 @_compiled
-def rounded_off(indices: Any, values: Any, seen: Any, other: Any, out_indices: Any, out_values: Any) -> Any:
-    """Of the entries whose index is in the sorted `other`, the values less what was seen; room for one more."""
+def difference_at(indices: Any, values: Any, decoded: Any, other: Any, out_indices: Any, out_values: Any) -> Any:
+    """`values - decoded` of the entries whose index is in the sorted `other`; returns how many."""
     touched = np.zeros(WINDOW_ENTRIES // 64, np.uint64)
     found, start, after = uint64(0), np.int64(-WINDOW_ENTRIES), uint64(0)
     for i in range(uint64(indices.size)):
         if indices[i] >= start + WINDOW_ENTRIES:
             start, after = _marked_window(indices[i], other, after, touched)
         out_indices[found] = indices[i]
-        out_values[found] = 0 if values[i] == seen[i] else values[i] - seen[i]
+        out_values[found] = 0 if values[i] == decoded[i] else values[i] - decoded[i]
         found += _is_marked(touched, uint64(np.int64(indices[i]) - start))
     return found
 
 
 @_inlined
 def _marked_window(index: Any, indices: Any, position: Any, touched: Any) -> Any:
-    """Mark what lies in the window of an index, from a position not beyond it; its start, and the position after it."""
+    """Mark the indices in the window of an index; returns the window's start, and the position after the window."""
     touched[:] = 0
     start = np.int64(index) - np.int64(index) % WINDOW_ENTRIES
     size = uint64(indices.size)
@@ -182,25 +193,25 @@ def _marked_window(index: Any, indices: Any, position: Any, touched: Any) -> Any
 
 
 @_inlined
-def _is_marked(touched: Any, place: Any) -> Any:
-    return touched[place >> _WORD_SHIFT] >> (place & _BIT_MASK) & _ONE
+def _is_marked(touched: Any, offset: Any) -> Any:
+    return touched[offset >> _WORD_SHIFT] >> (offset & _BIT_MASK) & _ONE
 
 
 @_compiled
-def beyond(indices: Any, values: Any, seen: Any, out_indices: Any, out_values: Any) -> Any:
-    """What the values are more than `seen`, where they are; room for one more, since it writes before it knows."""
+def difference(indices: Any, values: Any, decoded: Any, out_indices: Any, out_values: Any) -> Any:
+    """`values - decoded` where they differ; returns how many."""
     found = uint64(0)
     for j in range(indices.size):
-        missing = values[j] - seen[j]
+        error = values[j] - decoded[j]
         out_indices[found] = indices[j]
-        out_values[found] = missing
-        found += uint64(missing != 0)
+        out_values[found] = error
+        found += uint64(error != 0)
     return found
 
 
 @_compiled
 def above(indices: Any, values: Any, floor: Any, out_indices: Any, out_values: Any) -> Any:
-    """The entries that are not below `floor`; room for one more, since it writes before it knows."""
+    """The entries that are not below `floor`; returns how many."""
     found = uint64(0)
     for j in range(indices.size):
         out_indices[found] = indices[j]
@@ -211,7 +222,7 @@ def above(indices: Any, values: Any, floor: Any, out_indices: Any, out_values: A
 
 @_inlined
 def _rises(indices: Any) -> bool:
-    """Whether each index is above the one before. Looks at all of them, many at a time: eight times faster."""
+    """Whether each index is above the one before. Has no early exit, so that it is vectorized: eight times faster."""
     falls = False
     for position in range(1, indices.size):
         falls |= indices[position] <= indices[position - 1]
@@ -220,7 +231,7 @@ def _rises(indices: Any) -> bool:
 
 @_compiled
 def first_disorder(indices: Any, low: int, high: int) -> int:
-    """The first position whose index is out of `[low, high)` or not above the one before; -1 if there is none."""
+    """The first position whose index is not in `[low, high)` or not above the one before; -1 if there is none."""
     if indices.size == 0 or (_rises(indices) and indices[0] >= low and indices[-1] < high):
         return -1
     previous = np.int64(low) - 1

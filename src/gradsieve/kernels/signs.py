@@ -1,7 +1,7 @@
-"""Values as signs: one bit each, and for every chunk of values the mean magnitude; compiled.
+"""Values as signs: one bit per value, and the mean magnitude of every chunk of values as its step; compiled.
 
-A chunk is read from memory once: its mean magnitude is found, then its signs are collected while it is in the cache.
-A chunk whose step is zero is zeros, none of them negative.
+A chunk is read from memory once: first its mean magnitude is computed, then its signs are collected while it is in the
+cache. A step of zero is decoded as zero, never as negative zero.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numba import njit, uint32
 from gradsieve.kernels.bits import compiled
 from gradsieve.kernels.lanes import LANES, add_chosen_lanes, choose_lanes, sign_lanes
 
-CHUNK_VALUES = 1024  # that share a step of 32 bits: 0.03 bits a value; 4 KB are a part of a first-level cache
+CHUNK_VALUES = 1024  # values per step of 32 bits: 0.03 bits per value, and 4 KB, which fit a first-level cache
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
 def mean_magnitude(values: Any) -> Any:
-    """In float64, where float32 magnitudes cannot overflow; infinite or NaN if one of them is."""
+    """Summed in float64, where float32 magnitudes cannot overflow. Not finite if one of the values is not."""
     total = 0.0
     for j in range(values.size):
         total += abs(np.float64(values[j]))
@@ -28,7 +28,7 @@ def mean_magnitude(values: Any) -> Any:
 
 @compiled
 def encode(values: Any, steps: Any, masks: Any) -> bool:
-    """Steps of float32 values, and signs in 32-bit words (set: negative); false if a value is not finite."""
+    """Write steps, and signs in 32-bit words (set: negative), of float32 values; returns false if one is not finite."""
     bits = values.view(np.uint32)
     for chunk in range(steps.size):
         start = chunk * CHUNK_VALUES
@@ -50,7 +50,7 @@ def encode(values: Any, steps: Any, masks: Any) -> bool:
 
 @compiled
 def decode(steps: Any, masks: Any, values: Any) -> None:
-    """Signs times steps, as float32."""
+    """`values = signs * steps`, as float32."""
     for chunk in range(steps.size):
         step = steps[chunk]
         negative = -step if step != 0 else step
@@ -66,7 +66,7 @@ def decode(steps: Any, masks: Any, values: Any) -> None:
 
 @compiled
 def add(steps: Any, masks: Any, values: Any) -> None:
-    """Add to float32 values what `decode` gives."""
+    """`values += signs * steps`, as float32."""
     for chunk in range(steps.size):
         step = steps[chunk]
         negative = -step if step != 0 else step

@@ -1,8 +1,10 @@
-"""Values as a sign and one of two magnitudes: two bits each, and the two magnitudes of every chunk of values; compiled.
+"""Values as a sign and one of two magnitudes: two bits per value, and two magnitudes per chunk of values; compiled.
 
 1. The threshold is the chunk's mean magnitude.
-2. The low level is the mean magnitude below it, the high level that of the others: one step of Lloyd's algorithm.
-3. Each word of codes has 32 values: their signs in the lower half (set: negative), then which are at the high level.
+2. The low level is the mean of the magnitudes below it, the high level the mean of the others: one step of Lloyd's
+   algorithm.
+3. Each word of codes has 32 values: in the lower half their signs (set: negative), in the upper half their levels (set:
+   high).
 
 A level of zero is decoded as zero, never as negative zero.
 """
@@ -19,16 +21,16 @@ from gradsieve.kernels.lanes import LANES, large_lanes, sign_lanes
 from gradsieve.kernels.signs import mean_magnitude
 
 CHUNK_VALUES = 256
-"""Values that share two levels of 32 bits: 0.25 bits per value, next to about 8 that an index takes at 1.6 %.
+"""Values per two levels of 32 bits: 0.25 bits per value, next to about 8 bits per index at a density of 1.6 %.
 
-More would save less than 3 % of a message and fit values of different scale worse. At 64 of 4,096 entries, 256 values
-come from 16,384 entries, which is a few rows of one matrix.
+Longer chunks would save less than 3 % of a message and fit values of different scale worse. At 64 of 4,096 entries,
+256 values come from 16,384 entries, which is a few rows of one matrix.
 """
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})
 def _means(values: Any, threshold: Any) -> tuple[Any, Any]:
-    """Mean magnitudes below the threshold and from it on, zero for none; summed in float64, which cannot overflow."""
+    """Mean magnitudes below the threshold and of the others, zero for none. Sums in float64 cannot overflow."""
     below, above = 0.0, 0.0
     num_below = 0
     for j in range(values.size):
@@ -43,7 +45,7 @@ def _means(values: Any, threshold: Any) -> tuple[Any, Any]:
 
 @compiled
 def encode(values: Any, levels: Any, codes: Any) -> bool:
-    """Two levels for each chunk of float32 values, and 64-bit words of codes; false if a value is not finite."""
+    """Write two levels per chunk, and 64-bit words of codes, of float32 values; returns false if one is not finite."""
     bits = values.view(np.uint32)
     for chunk in range(levels.size // 2):
         start = chunk * CHUNK_VALUES
@@ -68,7 +70,7 @@ def encode(values: Any, levels: Any, codes: Any) -> bool:
 
 @compiled
 def decode(levels: Any, codes: Any, values: Any) -> None:
-    """Signs times levels, as float32."""
+    """`values = signs * levels`, as float32."""
     for chunk in range(levels.size // 2):
         low, high = levels[2 * chunk], levels[2 * chunk + 1]
         negative_low = -low if low != 0 else low

@@ -98,11 +98,11 @@ class OkTopk(Reducer[OkTopkState]):
         summary = self._summary(owned, k, comm.size)
         threshold, predicted = state.threshold, None
         if state.evaluate or k != state.k:  # 3
-            spread = _spread(comm.rank, [part.numpy() for part in channel.told_by_all(torch.from_numpy(summary))])
+            spread = _spread(comm.rank, [part.numpy() for part in channel.gather_numbers(torch.from_numpy(summary))])
             threshold, predicted = _threshold(spread, k), spread.count_before(state.threshold)
         blocks, summaries, sizes = self._gathered(owned.above(threshold), summary, state, channel)  # 4
         total = SparseVector.concatenate(blocks)
-        kept = local.undelivered(scattered.sent, total)  # 5
+        kept = scattered.rounding.undelivered(total)  # 5
         reached = sum(sizes) if predicted is None else predicted
         spread = _spread(comm.rank, summaries)
         return Reduced(total, Sum([kept, channel.leftover()])), self._next(state, k, spread, sizes, reached)
@@ -133,7 +133,7 @@ class OkTopk(Reducer[OkTopkState]):
         comm = channel.comm
         ranks = torch.from_numpy(point_ranks(local.nnz, self.points_per_region * comm.size))
         points = local.indices[ranks.to(local.indices.device)].cpu().long()
-        gathered = [part.tolist() for part in channel.told_by_all(torch.cat([torch.tensor([local.nnz]), points]))]
+        gathered = [part.tolist() for part in channel.gather_numbers(torch.cat([torch.tensor([local.nnz]), points]))]
         parts = [Summary(part[0] if part else -1, np.array(part[1:], np.int64)) for part in gathered]
         spread = Spread(comm.rank, parts, (0, local.numel - 1), descending=False)
         if spread.total == 0:
@@ -155,7 +155,7 @@ class OkTopk(Reducer[OkTopkState]):
     ) -> tuple[list[SparseVector], list[Array], list[int]]:
         """The blocks that make up the total, the ranks' summaries, and the sizes that blocks had at their owners."""
         if state.skewed:
-            sizes = [int(size) for size in channel.told_by_all(torch.tensor([block.nnz]))]
+            sizes = [int(size) for size in channel.gather_numbers(torch.tensor([block.nnz]))]
             return *channel.gather_blocks(_evened(block, sizes, channel), note=summary), sizes
         blocks, summaries = channel.gather_blocks(block, state.bounds[channel.comm.rank], summary)
         return blocks, summaries, [block.nnz for block in blocks]
@@ -196,5 +196,5 @@ def _evened(block: SparseVector, sizes: Sequence[int], channel: Channel) -> Spar
     scattered = channel.scatter(block, parts)
     arrived = [part for _, part in sorted(scattered.arriving, key=lambda item: item[0])]
     channel.check_order(arrived)
-    channel.keep(block.beyond(scattered.sent))
+    channel.keep(scattered.rounding.error)
     return SparseVector.concatenate(arrived)

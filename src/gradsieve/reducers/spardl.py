@@ -75,7 +75,7 @@ class _Blocks:
             outgoing = [wrapped[number] for number in self._ahead(self.rank, 0, span)]
             arrived = self.channel.swap_wrapped(outgoing, (self.rank - distance) % self.size, source)
             wrapped.update(zip(self._ahead(source, 0, span), arrived, strict=True))
-        blocks = [wrapped[number].seen for number in range(self.size)]
+        blocks = [wrapped[number].vector for number in range(self.size)]
         self.channel.check_order(blocks)
         return SparseVector.concatenate(blocks)
 

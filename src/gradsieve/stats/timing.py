@@ -89,8 +89,8 @@ class TimedComm(Comm):
             return self.comm.all_reduce(tensor)
 
     @override
-    def exchange(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        arrivals = self.comm.exchange(buffers)
+    def all_to_all(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        arrivals = self.comm.all_to_all(buffers)
         while True:
             with self.clock.phase("communicate"):
                 arrived = next(arrivals, None)

@@ -1,4 +1,4 @@
-"""Vectors that are known by what they are made of: entries are made only if they are asked for."""
+"""Vectors that hold what they are computed from: their entries are computed only when they are read."""
 
 from __future__ import annotations
 
@@ -6,61 +6,62 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.kernels import Entries, kernels
+from gradsieve.vector.change import Change, Removed
 from gradsieve.vector.sparse import SparseVector
 from gradsieve.vector.sums import add
 
 
 class Deferred(SparseVector):
-    """A vector that is known by what it is made of: `entries`, which each kind makes if asked for, is all it has."""
+    """A vector with indices. A subclass computes `entries`, and everything else follows from them."""
 
     @property
+    @override
     def indices(self) -> Tensor:
-        """See `SparseVector.indices`."""
         return self.entries[0]
 
     @property
+    @override
     def values(self) -> Tensor:
-        """See `SparseVector.values`."""
         return self.entries[1]
 
     @property
+    @override
     def is_run(self) -> bool:
-        """See `SparseVector.is_run`."""
         return False
 
 
 class Remainder(Deferred):
-    """Another vector but for some entries: to settle a step, those are enough."""
+    """Another vector, except for some entries. To settle a step, the change alone is enough."""
 
     _whole: SparseVector
-    _places: Tensor
-    _left: Tensor | None
+    _change: Change
 
-    def __init__(self, whole: SparseVector, places: Tensor, left: Tensor | None = None) -> None:
+    def __init__(self, whole: SparseVector, change: Change) -> None:
         object.__setattr__(self, "_whole", whole)
-        object.__setattr__(self, "_places", places)
-        object.__setattr__(self, "_left", left)
+        object.__setattr__(self, "_change", change)
         object.__setattr__(self, "numel", whole.numel)
 
     @cached_property
+    @override
     def entries(self) -> Entries:
-        """See `SparseVector.entries`."""
-        untouched = kernels(self._whole.values).exclude(self._whole.entries, self._places)
-        if self._left is None:
-            return untouched
-        stays = self._left != 0
-        left = self._places[stays], self._left[stays]
-        return add(SparseVector.trusted(part, self.numel) for part in (untouched, left)).entries
+        change = self._change
+        unchanged = kernels(self._whole.values).exclude(self._whole.entries, change.positions)
+        if isinstance(change, Removed):
+            return unchanged
+        stays = change.values != 0
+        replaced = change.positions[stays], change.values[stays]
+        return add(SparseVector.trusted(part, self.numel) for part in (unchanged, replaced)).entries
 
-    def changed_of(self, whole: SparseVector) -> tuple[Tensor, Tensor | None] | None:
-        """See `SparseVector.changed_of`."""
-        return (self._places, self._left) if whole is self._whole else None
+    @override
+    def change_from(self, other: SparseVector) -> Change | None:
+        return self._change if self._whole.shares_entries_with(other) else None
 
 
 class Sum(Deferred):
-    """Several vectors."""
+    """The sum of one or more vectors."""
 
     _parts: tuple[SparseVector, ...]
 
@@ -69,18 +70,18 @@ class Sum(Deferred):
         object.__setattr__(self, "numel", parts[0].numel)
 
     @cached_property
+    @override
     def entries(self) -> Entries:
-        """See `SparseVector.entries`."""
         return add(self._parts).entries
 
     @property
+    @override
     def parts(self) -> Sequence[SparseVector]:
-        """See `SparseVector.parts`."""
         return self._parts
 
 
 class DeferredRun(SparseVector):
-    """A run whose values are made if they are asked for, each kind in its own way."""
+    """A run whose values a subclass computes, in `_made`."""
 
     _count: int
 
@@ -93,18 +94,18 @@ class DeferredRun(SparseVector):
         raise NotImplementedError
 
     @property
+    @override
     def values(self) -> Tensor:
-        """See `SparseVector.values`."""
         return self._made
 
     @property
+    @override
     def nnz(self) -> int:
-        """See `SparseVector.nnz`."""
         return self._count
 
 
 class Chain(DeferredRun):
-    """Runs that follow each other, as one."""
+    """Runs that follow each other without a gap, as one run."""
 
     _links: tuple[SparseVector, ...]
 
@@ -113,19 +114,21 @@ class Chain(DeferredRun):
         self._set_run(runs[0].span[0], sum(run.nnz for run in runs), runs[0].numel)
 
     @cached_property
+    @override
     def _made(self) -> Tensor:
         parts = [link.values for link in self._links]
         return kernels(*parts).joined(parts)
 
     @property
+    @override
     def blocks(self) -> Sequence[SparseVector]:
-        """See `SparseVector.blocks`."""
         return self._links
 
+    @override
     def all_finite(self) -> bool:
-        """See `SparseVector.all_finite`: without joining the links."""
         return all(link.all_finite() for link in self._links)
 
+    @override
     def _copy_to_(self, target: Tensor) -> None:
         for link in self._links:
             start, stop = link.span
@@ -133,26 +136,25 @@ class Chain(DeferredRun):
 
 
 class Difference(DeferredRun):
-    """What a run has more than a rounded copy of it, zeros included; to settle a step, the two are enough.
+    """A run minus a run at the same indices, zeros included. Neither may change until the values are read."""
 
-    It is computed from both when it is asked for: until then neither may change.
-    """
+    _given: SparseVector
+    _decoded: SparseVector
 
-    _whole: SparseVector
-    _seen: SparseVector
-
-    def __init__(self, whole: SparseVector, seen: SparseVector) -> None:
-        object.__setattr__(self, "_whole", whole)
-        object.__setattr__(self, "_seen", seen)
-        self._set_run(whole.span[0], whole.nnz, whole.numel)
+    def __init__(self, given: SparseVector, decoded: SparseVector) -> None:
+        object.__setattr__(self, "_given", given)
+        object.__setattr__(self, "_decoded", decoded)
+        self._set_run(given.span[0], given.nnz, given.numel)
 
     @cached_property
+    @override
     def _made(self) -> Tensor:
-        made = self._whole.values.clone()
-        self._seen._add_to_(made, subtract=True)
+        made = self._given.values.clone()
+        self._decoded._add_to_(made, subtract=True)
         return made
 
+    @override
     def _copy_to_(self, target: Tensor) -> None:
-        if target.data_ptr() != self._whole.values.data_ptr():
-            target.copy_(self._whole.values)
-        self._seen._add_to_(target, subtract=True)
+        if target.data_ptr() != self._given.values.data_ptr():  # settling subtracts in the residual itself
+            target.copy_(self._given.values)
+        self._decoded._add_to_(target, subtract=True)

@@ -1,4 +1,4 @@
-"""A flat vector that lies in pieces: how a group of gradients looks when its parameters sit in several DDP buckets."""
+"""A flat vector in several tensors: a group of gradients whose parameters are in several DDP buckets."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gradsieve.vector import SparseVector
 
 
 class Piece(NamedTuple):
-    """Entries `[start, stop)` of the whole, in memory of their own."""
+    """Entries `[start, stop)` of the whole vector, in one tensor."""
 
     start: int
     stop: int
     values: Tensor
-    withheld: bool  # it has no part in this step: what is owed there stays owed
+    withheld: bool  # whether these entries take no part in this step, so that their residual stays as it is
 
 
 class Pieces:
-    """1-D contiguous tensors of one dtype and device that follow each other; together they are one vector."""
+    """One vector made of 1-D contiguous tensors of the same dtype and device, end to end."""
 
     def __init__(self, tensors: Sequence[Tensor], withheld: Sequence[bool] | None = None) -> None:
         self._pieces: list[Piece] = []
@@ -35,7 +35,7 @@ class Pieces:
         self.device = tensors[0].device
 
     def _append(self, values: Tensor, withheld: bool) -> None:
-        """Add a piece, or lengthen the last one if this one follows it in memory too."""
+        """Add a piece, or extend the last one if this one follows it in memory as well."""
         if values.numel() == 0:
             return
         start, self.numel = self.numel, self.numel + values.numel()
@@ -49,19 +49,22 @@ class Pieces:
 
     @property
     def whole(self) -> Tensor | None:
-        """The one tensor it lies in, if it is one."""
+        """The tensor that holds the whole vector, or None if there are several."""
         return self._pieces[0].values if len(self._pieces) == 1 else None
 
     def copied_to(self, out: Tensor) -> Tensor:
-        """Its values in one tensor."""
+        """Copy the values to one tensor and return it."""
         for piece in self._pieces:
             out[piece.start : piece.stop] = piece.values
         return out
 
     def write_mean_(self, total: SparseVector, size: int, *, is_clear: bool = False) -> None:
-        """Overwrite with `total / size`, zeros included: the one place where a sum becomes a mean.
+        """Overwrite with `total / size`, zeros included. Only here a sum becomes a mean.
 
-        `is_clear`: all entries are known to be zero, so only those of `total` are touched.
+        Args:
+            total: The sum over all ranks.
+            size: The number of ranks.
+            is_clear: Whether all entries are known to be zero, so that only those of `total` are written.
         """
         if total.is_run:
             self._write_run_(total, size, is_clear)
@@ -74,7 +77,7 @@ class Pieces:
                 part.write_to_(piece.values)
 
     def _write_run_(self, total: SparseVector, size: int, is_clear: bool) -> None:
-        """Only slices are touched; a total in blocks is written block by block, without joining them."""
+        """Write slices. A total in blocks is written block by block, without joining them."""
         for piece in self._pieces:
             start, stop = (min(max(at, piece.start), piece.stop) - piece.start for at in total.span)
             if not is_clear:
@@ -89,7 +92,7 @@ class Pieces:
                     torch.div(shared, size, out=piece.values[first - piece.start : last - piece.start])
 
     def _cut(self, vector: SparseVector) -> list[SparseVector]:
-        """The part of a vector that belongs to each piece, with indices of the piece's own."""
+        """The part of a vector that belongs to each piece, with indices relative to the piece."""
         if len(self._pieces) == 1:
             return [vector]
         parts = vector.split([0, *(piece.stop for piece in self._pieces)])

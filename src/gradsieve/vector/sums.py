@@ -11,15 +11,15 @@ from gradsieve.errors import InputError
 from gradsieve.kernels import kernels
 from gradsieve.vector.sparse import SparseVector
 
-ADDED_AT_ONCE = 8  # vectors to wait for before adding: more saves passes, fewer overlaps better with receiving
-BLOCK_ENTRIES = 1 << 17  # of consecutive entries, added at once: half a megabyte of float32, in a second-level cache
+ADDED_AT_ONCE = 8  # vectors to collect before they are added: more saves passes, fewer overlaps better with receiving
+BLOCK_ENTRIES = 1 << 17  # consecutive entries added at once: half a megabyte of float32 fits a second-level cache
 
 
 def add(vectors: Iterable[SparseVector]) -> SparseVector:
     """The sum of one or more vectors, in the order given.
 
-    The order is part of the result: floating-point sums depend on it, so every rank that repeats a sum must give the
-    vectors in the same order. Vectors may arrive while earlier ones are being added: a few at a time are.
+    The order is part of the result, because floating-point sums depend on it: ranks that compute the same sum must give
+    the vectors in the same order. Vectors may still be arriving: a few at a time are added as they come.
     """
     waiting: list[SparseVector] = []
     for vector in vectors:
@@ -46,7 +46,7 @@ def _sum(vectors: list[SparseVector]) -> SparseVector:
 
 
 def _dense_sum(runs: list[SparseVector]) -> Tensor:
-    """Block by block, so that partial sums stay in the cache; from zero on, as `sum_runs`: it has no negative zero."""
+    """Block by block, so that partial sums stay in the cache. Starts from zero as `sum_runs` does: no negative zero."""
     first, *others = runs
     total = torch.empty_like(first.values)
     for start in range(0, total.numel(), BLOCK_ENTRIES):

@@ -1,4 +1,4 @@
-"""Sparse vectors on the network."""
+"""Messages: sparse vectors as bytes, and the channel that reducers send them through."""
 
 from gradsieve.wire.channel import Channel
 from gradsieve.wire.message import OVERHEAD_BYTES, Codec

@@ -1,8 +1,9 @@
-"""Sparse vectors between the ranks of one reduction: the layer at which reducers are written.
+"""Sparse vectors between the ranks of one reduction. Reducers are written in terms of these operations.
 
-A channel may round the values it sends. Whoever receives sees rounded values, and so does the sender where it needs to
-know. The difference stays with the sender: of what was scattered it is for the reducer to say, since that depends on
-what becomes of it; of everything else it is collected here, and becomes leftover.
+A codec may round the values of a message. `pack` returns the values that the receivers will decode, and the sender
+keeps the rounding error:
+1. The channel adds the rounding errors of all messages to `leftover`, except those of `scatter`.
+2. `scatter` returns its rounding errors to the reducer, because they depend on which entries reach the total.
 """
 
 from __future__ import annotations
@@ -18,41 +19,47 @@ from torch import Tensor
 
 from gradsieve.comm import Comm
 from gradsieve.errors import MessageError, PeerLostError
-from gradsieve.vector import SparseVector, add
+from gradsieve.vector import Rounding, SparseVector, add
 from gradsieve.wire.message import NO_NOTE, Array, Codec, Expected, Packed
 
 
 class Gathered(NamedTuple):
-    """Everybody's vector as all ranks see it, and everybody's note, in rank order."""
+    """The vectors of all ranks, as all ranks decode them, and their notes; both in rank order."""
 
     vectors: list[SparseVector]
     notes: list[Array]
 
 
 class Scattered(NamedTuple):
-    """Parts on their way to their owners."""
+    """The parts of a vector, each on its way to the rank that owns it."""
 
-    vector: SparseVector  # whose parts they are
-    parts: Sequence[SparseVector]
-    seen: Sequence[SparseVector]  # the parts as the receivers decode them, this rank's own as it is
-    arriving: Iterator[tuple[int, SparseVector]]  # (source, part), one's own first; to be consumed to the end
+    vector: SparseVector
+    roundings: Sequence[Rounding]  # of each part; this rank's own part is not sent and so not rounded
+    arriving: Iterator[tuple[int, SparseVector]]  # (source, part), this rank's own first; to be consumed to the end
 
     @property
-    def sent(self) -> SparseVector:
-        """The whole vector as the receivers decode it; the vector itself if nothing was rounded."""
-        if all(seen is part for seen, part in zip(self.seen, self.parts, strict=True)):
-            return self.vector
-        return self.vector.with_values([seen.values for seen in self.seen])
+    def rounding(self) -> Rounding:
+        """Of the whole vector."""
+        if all(rounding.exact for rounding in self.roundings):
+            return Rounding.none(self.vector)
+        return Rounding(self.vector, self.vector.with_values([part.decoded.values for part in self.roundings]))
 
     @property
     def rounding_errors(self) -> list[SparseVector]:
-        """Of each part, the difference between what was sent and what the receiver decodes."""
-        return [part.beyond(seen) for part, seen in zip(self.parts, self.seen, strict=True)]
+        """Of each part."""
+        return [rounding.error for rounding in self.roundings]
+
+
+class Wrapped(NamedTuple):
+    """A message that ranks pass on unchanged, and the vector that it decodes to."""
+
+    message: Tensor
+    vector: SparseVector
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """A peer that is lost in here was lost in this phase."""
+    """Record the name of the phase in a `PeerLostError` that is raised inside."""
     try:
         yield
     except PeerLostError as error:
@@ -61,118 +68,121 @@ def phase(name: str) -> Iterator[None]:
 
 
 class Channel:
-    """A comm that carries the sparse vectors of one step, all like `local`, reduced with the same `k`."""
+    """Carries the sparse vectors of one step, all like `local` and reduced with the same `k`, over a comm."""
 
     def __init__(self, comm: Comm, local: SparseVector, k: int, codec: Codec) -> None:
         self.comm = comm
         self.codec = codec.for_link(comm.seconds_per_byte)
-        self._rounded_away: list[SparseVector] = []
+        self._rounding_errors: list[SparseVector] = []
         self._like = local
         self._expected = Expected(comm.rank, local.numel, k, local.values.dtype, local.values.device)
 
     def leftover(self) -> SparseVector:
-        """All that was rounded away so far, but for what was scattered."""
-        if self._rounded_away:
-            return add(self._rounded_away)
+        """The sum of all rounding errors so far, except those of `scatter`."""
+        if self._rounding_errors:
+            return add(self._rounding_errors)
         return SparseVector.empty(self._like.numel, self._like.values)
 
-    def keep(self, rounded_away: SparseVector) -> None:
+    def keep(self, rounding_error: SparseVector) -> None:
         """Add to the leftover."""
-        self._rounded_away.append(rounded_away)
+        self._rounding_errors.append(rounding_error)
 
     def scatter(
         self, vector: SparseVector, parts: Sequence[SparseVector], bounds: Sequence[int] | None = None
     ) -> Scattered:
         """Send part r of a vector to rank r.
 
-        With bounds, part r lies in `[bounds[r], bounds[r+1])` and so must what arrives here in this rank's own range.
+        With bounds, the indices of part r are in `[bounds[r], bounds[r+1])`. Parts that arrive here are checked against
+        this rank's own range.
         """
         rank, numel = self.comm.rank, self._expected.numel
         ranges = [(0, numel)] * self.comm.size if bounds is None else list(pairwise(bounds))
         packed = [
-            Packed(_nothing(), part) if to == rank else self.codec.pack(part, self._expected, ranges[to][0])
+            Packed(_nothing(), Rounding.none(part))
+            if to == rank
+            else self.codec.pack(part, self._expected, ranges[to][0])
             for to, part in enumerate(parts)
         ]
         arriving = self._arriving([message for message, _ in packed], parts[rank], ranges[rank])
-        return Scattered(vector, parts, [seen for _, seen in packed], arriving)
+        return Scattered(vector, [rounding for _, rounding in packed], arriving)
 
     def _arriving(
         self, messages: Sequence[Tensor], own: SparseVector, allowed: tuple[int, int]
     ) -> Iterator[tuple[int, SparseVector]]:
         with phase("scatter"):
-            for source, message in self.comm.exchange(messages):
+            for source, message in self.comm.all_to_all(messages):
                 mine = source == self.comm.rank
                 yield source, own if mine else self.codec.unpack(message, self._expected, *allowed, source).vector
 
     @phase("agree")
-    def told_by_all(self, numbers: Tensor) -> list[Tensor]:
-        """Everybody's few numbers, in rank order."""
+    def gather_numbers(self, numbers: Tensor) -> list[Tensor]:
+        """A few numbers of each rank, in rank order."""
         return self.comm.all_gather_v(numbers)
 
     @phase("gather")
     def gather(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:
-        """Everybody's vector. This rank's has no index below `low`; the note is a few numbers to go with it."""
+        """The vectors of all ranks. This rank's vector has no index below `low`; the note is sent with it."""
         packed = self._packed(vector, low, note)
         vectors, notes = [], []
         for source, message in enumerate(self.comm.all_gather_v(packed.message)):
-            mine = source == self.comm.rank
-            seen, told = (
-                (packed.seen, note) if mine else self.codec.unpack(message, self._expected, 0, vector.numel, source)
-            )
-            if note.size and not told.size:
+            decoded, arrived = packed.rounding.decoded, note
+            if source != self.comm.rank:
+                decoded, arrived = self.codec.unpack(message, self._expected, 0, vector.numel, source)
+            if note.size and not arrived.size:
                 raise MessageError(f"rank {self.comm.rank}: the message of rank {source} has no note")
-            vectors.append(seen)
-            notes.append(told)
+            vectors.append(decoded)
+            notes.append(arrived)
         return Gathered(vectors, notes)
 
     def gather_blocks(self, block: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Gathered:
-        """`gather` for blocks whose indices follow each other from rank to rank; joined, they are one vector."""
+        """`gather` blocks whose indices increase from rank to rank, so that they can be joined to one vector."""
         gathered = self.gather(block, low, note)
         self.check_order(gathered.vectors)
         return gathered
 
     @phase("send")
     def send(self, vector: SparseVector, to: int) -> None:
-        """Send a vector to one rank, who receives."""
+        """Send a vector to a rank that calls `receive`."""
         self.comm.send_recv(self._packed(vector).message, to, None)
 
     @phase("receive")
     def receive(self, source: int) -> SparseVector:
-        """Receive a vector from one rank, who sends."""
-        return self._unpacked(self.comm.send_recv(_nothing(), None, source), source)
+        """Receive a vector from a rank that calls `send`."""
+        return self._unpacked(_received(self.comm.send_recv(_nothing(), None, source)), source)
 
     @phase("swap")
     def swap(self, vector: SparseVector, to: int, source: int) -> SparseVector:
         """Send a vector to one rank while receiving one from another."""
-        return self._unpacked(self.comm.send_recv(self._packed(vector).message, to, source), source)
+        return self._unpacked(_received(self.comm.send_recv(self._packed(vector).message, to, source)), source)
 
     @phase("pass down")
     def pass_down(self, vector: SparseVector, parent: int | None, children: Sequence[int]) -> SparseVector:
-        """The root's vector, handed on from parents to children as it is: rounding it again would change it."""
+        """The root's vector, passed from parents to children unchanged: encoding it again could round it again."""
         if parent is None:
-            packed = self._packed(vector)
+            wrapped = self.wrap(vector)
         else:
-            message = self.comm.send_recv(_nothing(), None, parent)
-            packed = Packed(_sent(message), self._unpacked(message, parent))
+            message = _received(self.comm.send_recv(_nothing(), None, parent))
+            wrapped = Wrapped(message, self._unpacked(message, parent))
         for child in children:
-            self.comm.send_recv(packed.message, child, None)
-        return packed.seen
+            self.comm.send_recv(wrapped.message, child, None)
+        return wrapped.vector
 
-    def wrap(self, vector: SparseVector) -> Packed:
-        """A vector ready to be handed from rank to rank as it is."""
-        return self._packed(vector)
+    def wrap(self, vector: SparseVector) -> Wrapped:
+        """Encode a vector once, to be passed from rank to rank unchanged."""
+        message, rounding = self._packed(vector)
+        return Wrapped(message, rounding.decoded)
 
     @phase("swap")
-    def swap_wrapped(self, wrapped: Sequence[Packed], to: int, source: int) -> list[Packed]:
+    def swap_wrapped(self, wrapped: Sequence[Wrapped], to: int, source: int) -> list[Wrapped]:
         """Send wrapped vectors to one rank while receiving as many from another, in one message."""
-        sizes = torch.tensor([packed.message.numel() for packed in wrapped], dtype=torch.int64)
-        joined = _joined([sizes.view(torch.uint8), *(packed.message for packed in wrapped)])
-        arrived = _sent(self.comm.send_recv(joined, to, source))
+        sizes = torch.tensor([each.message.numel() for each in wrapped], dtype=torch.int64)
+        joined = _joined([sizes.view(torch.uint8), *(each.message for each in wrapped)])
+        arrived = _received(self.comm.send_recv(joined, to, source))
         parts = self._parted(arrived, len(wrapped), source)
-        return [Packed(part, self._unpacked(part, source)) for part in parts]
+        return [Wrapped(part, self._unpacked(part, source)) for part in parts]
 
     def check_order(self, blocks: Sequence[SparseVector]) -> None:
-        """Blocks of several ranks must not overlap, or their join would not be a vector."""
+        """Raise if the blocks of different ranks overlap: joined, they would not be a vector."""
         last = -1
         for rank, block in enumerate(blocks):
             if block.nnz == 0:
@@ -181,26 +191,26 @@ class Channel:
             if start <= last:
                 raise MessageError(
                     f"rank {self.comm.rank}: the block of rank {rank} begins at index {start}, "
-                    f"but earlier blocks reach to {last}"
+                    f"but earlier blocks end at index {last}"
                 )
             last = stop - 1
 
     def _packed(self, vector: SparseVector, low: int = 0, note: Array = NO_NOTE) -> Packed:
         packed = self.codec.pack(vector, self._expected, low, note)
-        if packed.seen is not vector:
-            self._rounded_away.append(vector.beyond(packed.seen))
+        if not packed.rounding.exact:
+            self._rounding_errors.append(packed.rounding.error)
         return packed
 
-    def _unpacked(self, message: Tensor | None, source: int) -> SparseVector:
-        return self.codec.unpack(_sent(message), self._expected, 0, self._expected.numel, source).vector
+    def _unpacked(self, message: Tensor, source: int) -> SparseVector:
+        return self.codec.unpack(message, self._expected, 0, self._expected.numel, source).vector
 
     def _parted(self, joined: Tensor, count: int, source: int) -> list[Tensor]:
-        """Messages that came as one: their sizes, then themselves."""
+        """Split messages that were sent as one: first their sizes, then the messages."""
         sizes = joined[: 8 * count].view(torch.int64).tolist() if joined.numel() >= 8 * count else [-1]
         if min(sizes, default=0) < 0 or 8 * count + sum(sizes) != joined.numel():
             raise MessageError(
                 f"rank {self.comm.rank}: malformed message from rank {source}: "
-                f"{joined.numel()} bytes are no {count} messages"
+                f"{joined.numel()} bytes are not {count} messages with their sizes in front"
             )
         return list(torch.split(joined[8 * count :], sizes))
 
@@ -209,11 +219,11 @@ def _nothing() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-def _sent(message: Tensor | None) -> Tensor:
-    assert message is not None, "a comm returns what was received"
+def _received(message: Tensor | None) -> Tensor:
+    assert message is not None, "send_recv with a source returns a message"
     return message
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Not by `torch.cat`, which shares out even short vectors and then waits for a busy core."""
+    """Not `torch.cat`: it starts threads even for short vectors, and then waits for a busy core."""
     return torch.from_numpy(np.concatenate([part.numpy() for part in parts]))

@@ -1,4 +1,4 @@
-"""What codes of indices and codes of values have in common, and what every code of values does."""
+"""The base classes of codes: how indices and how values are written in a message."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from gradsieve.vector import SparseVector
+from gradsieve.vector import Rounding, SparseVector
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Code(ABC):
-    """How one half of a message is written; one 64-bit word says it to the receiver."""
+    """How the indices or the values of one message are written. One 64-bit word of the header describes it."""
 
     kind: ClassVar[int]
 
     @property
     def word(self) -> int:
-        """For the header: the kind in the lowest byte, what else must be known above it."""
+        """The header's word: the kind in the lowest byte, parameters above it."""
         return self.kind
 
     @property
     @abstractmethod
     def num_words(self) -> int:
-        """64-bit words that it takes."""
+        """The number of 64-bit words in the message."""
 
     def cleared(self, words: Array) -> Array:
-        """The words, as `write` needs them."""
+        """Set to zero what `write` does not overwrite; returns the words."""
         words[:] = 0
         return words
 
@@ -37,20 +37,26 @@ class Code(ABC):
 class ValueCode(Code):
     """How the values of one message are written."""
 
-    largest: ClassVar[float] = float(np.finfo(np.float32).max)  # magnitude that it can hold
     count: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the receiver decodes every value bit for bit."""
+        return False
 
     @abstractmethod
     def write(self, values: Array, words: Array) -> Array:
-        """Fill `words`, which are `cleared`; the values as the receiver will see them come back."""
+        """Fill `words`, which are `cleared`, and return the values that the receiver will decode."""
 
-    def write_vector(self, vector: SparseVector, values: Array, words: Array) -> SparseVector:
-        """`write` the values of a vector; it comes back as the receiver will see it: itself, if nothing is rounded."""
-        seen = self.write(values, words)
-        return vector if seen is values else vector.with_values([torch.from_numpy(seen).to(vector.values.device)])
+    def write_vector(self, vector: SparseVector, values: Array, words: Array) -> Rounding:
+        """`write` the values of a vector."""
+        decoded = self.write(values, words)
+        if self.is_exact:
+            return Rounding.none(vector)
+        return Rounding(vector, vector.with_values([torch.from_numpy(decoded).to(vector.values.device)]))
 
     def undecoded(self, words: Array, start: int, numel: int) -> SparseVector | None:
-        """The run of float32 that `read` gives the values of, if it can be decoded later, to where it is needed."""
+        """A run of float32 that decodes its values only when they are read, or None if this code has no such form."""
         return None
 
     @abstractmethod

@@ -1,12 +1,12 @@
-"""Sorted indices as bytes, in the code that takes the fewest.
+"""Sorted indices as bytes, in the code that needs the fewest.
 
-| code | bytes for `count` indices that span `span` entries from `low` on |
+| code | size, for `count` indices of which the last is below `low + span` |
 | --- | --- |
-| `plain` | 4 or 8 each |
-| `run` | none: they follow each other without a gap |
-| `bitmap` | one bit an entry of the span: where it is crowded |
-| `blocks` | 2 each, and 4 for every 65,536 entries of the span |
-| `gaps` | as many bits as most gaps need, and more for the few others (see `kernels.gaps`): mostly the smallest |
+| `plain` | 4 or 8 bytes per index |
+| `run` | nothing: the indices follow each other without a gap |
+| `bitmap` | one bit per entry of the span: smallest where most entries of the span are sent |
+| `blocks` | 2 bytes per index, and 4 for every 65,536 entries of the span |
+| `gaps` | per index as many bits as most gaps need, more for a few (see `kernels.gaps`): smallest in most messages |
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
-from gradsieve.kernels import gaps, places, runs
+from gradsieve.kernels import gaps, positions, runs
 from gradsieve.kernels.bits import num_words
 from gradsieve.kernels.gaps import GapPlan
 from gradsieve.registry import Registry
@@ -30,47 +31,47 @@ class IndexCode(Code):
 
     @abstractmethod
     def write(self, indices: Array, low: int, words: Array) -> None:
-        """Fill `words`, which are `cleared`: `num_words`, and one more."""
+        """Fill `words`, which are `cleared`: `num_words` and one more."""
 
     @abstractmethod
     def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
-        """Fill `indices`, strictly increasing in `[low, high)`; false if the words, and one more, do not hold such."""
+        """Fill `indices` from the words and one more; returns false unless they strictly increase in `[low, high)`."""
 
     def decoded(self, words: Array, low: int, high: int, count: int, dtype: np.dtype[Any]) -> Array | None:
-        """What `read` gives, in memory of its own or in that of the words; None for its false."""
+        """The indices that `read` gives, or None if it returns false. They may share the memory of the words."""
         indices = np.empty(count, dtype)
         return indices if self.read(words, low, high, indices) else None
 
 
 @dataclass(frozen=True)
 class Plain(IndexCode):
-    """Whole numbers."""
+    """Integers of 4 or 8 bytes."""
 
     kind: ClassVar[int] = 0
     count: int
     itemsize: int
 
     @property
+    @override
     def num_words(self) -> int:
-        """See `Code.num_words`."""
         return num_words(8 * self.count * self.itemsize)
 
+    @override
     def write(self, indices: Array, low: int, words: Array) -> None:
-        """See `IndexCode.write`."""
         words.view(indices.dtype)[: self.count] = indices
 
+    @override
     def cleared(self, words: Array) -> Array:
-        """See `Code.cleared`: all but the end is written over."""
-        words[-2:] = 0
+        words[-2:] = 0  # the others are overwritten
         return words
 
+    @override
     def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
-        """See `IndexCode.read`."""
         indices[:] = words.view(indices.dtype)[: self.count]
         return _in_order(indices, low, high)
 
+    @override
     def decoded(self, words: Array, low: int, high: int, count: int, dtype: np.dtype[Any]) -> Array | None:
-        """See `IndexCode.decoded`: they are there already."""
         indices = words.view(dtype)[:count]
         return indices if _in_order(indices, low, high) else None
 
@@ -83,27 +84,28 @@ class Run(IndexCode):
     start: int  # relative to low
 
     @property
+    @override
     def word(self) -> int:
-        """See `Code.word`."""
         return self.kind | self.start << 8
 
     @property
+    @override
     def num_words(self) -> int:
-        """See `Code.num_words`."""
         return 0
 
+    @override
     def write(self, indices: Array, low: int, words: Array) -> None:
-        """See `IndexCode.write`."""
+        pass
 
+    @override
     def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
-        """See `IndexCode.read`."""
         if not self.fits(low, high, indices.size):
             return False
         indices[:] = np.arange(low + self.start, low + self.start + indices.size)
         return True
 
     def fits(self, low: int, high: int, count: int) -> bool:
-        """Whether so many indices lie in `[low, high)`."""
+        """Whether `count` indices from the start on are in `[low, high)`."""
         return low <= low + self.start <= high - count
 
 
@@ -115,22 +117,22 @@ class Bitmap(IndexCode):
     span: int
 
     @property
+    @override
     def word(self) -> int:
-        """See `Code.word`."""
         return self.kind | self.span << 8
 
     @property
+    @override
     def num_words(self) -> int:
-        """See `Code.num_words`."""
         return num_words(self.span)
 
+    @override
     def write(self, indices: Array, low: int, words: Array) -> None:
-        """See `IndexCode.write`."""
-        places.encode_bitmap(indices, low, words[:-1])
+        positions.encode_bitmap(indices, low, words[:-1])
 
+    @override
     def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
-        """See `IndexCode.read`."""
-        return bool(places.decode_bitmap(words[:-1], low, high, indices))
+        return bool(positions.decode_bitmap(words[:-1], low, high, indices))
 
 
 @dataclass(frozen=True)
@@ -142,27 +144,27 @@ class Blocks(IndexCode):
     span: int
 
     @property
+    @override
     def word(self) -> int:
-        """See `Code.word`."""
         return self.kind | self.span << 8
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks the span covers."""
-        return -(-self.span // places.BLOCK_ENTRIES)
+        """The number of blocks that the span covers."""
+        return -(-self.span // positions.BLOCK_ENTRIES)
 
     @property
+    @override
     def num_words(self) -> int:
-        """See `Code.num_words`."""
         return num_words(32 * self.num_blocks) + num_words(16 * self.count)
 
+    @override
     def write(self, indices: Array, low: int, words: Array) -> None:
-        """See `IndexCode.write`."""
-        places.encode_blocks(indices, low, *self._parts(words))
+        positions.encode_blocks(indices, low, *self._parts(words))
 
+    @override
     def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
-        """See `IndexCode.read`."""
-        return bool(places.decode_blocks(*self._parts(words), low, high, indices))
+        return bool(positions.decode_blocks(*self._parts(words), low, high, indices))
 
     def _parts(self, words: Array) -> tuple[Array, Array]:
         edge = num_words(32 * self.num_blocks)
@@ -178,21 +180,21 @@ class Gaps(IndexCode):
     plan: GapPlan
 
     @property
+    @override
     def word(self) -> int:
-        """See `Code.word`."""
         return self.kind | self.plan.width << 8 | self.plan.wide << 16 | self.plan.num_wide << 24
 
     @property
+    @override
     def num_words(self) -> int:
-        """See `Code.num_words`."""
         return self.plan.num_words(self.count)
 
+    @override
     def write(self, indices: Array, low: int, words: Array) -> None:
-        """See `IndexCode.write`."""
         gaps.encode(indices, low, self.plan.width, self.plan.wide, words)
 
+    @override
     def read(self, words: Array, low: int, high: int, indices: Array) -> bool:
-        """See `IndexCode.read`."""
         return bool(gaps.decode(words, low, high, *self.plan, indices))
 
 
@@ -222,11 +224,11 @@ def _smallest(indices: Array, low: int) -> IndexCode:
     first, span = int(indices[0]), _span(indices, low)
     if first - low + indices.size == span:
         return Run(first - low)
-    # A gap takes a bit at least: where entries are so crowded that a bitmap takes less, gaps need not be looked at.
+    # A gap takes at least one bit. If a bitmap takes less than that, no other code can be smaller.
     bitmap = Bitmap(span)
     if bitmap.num_words <= num_words(indices.size):
         return bitmap
-    # Among equals the first is taken: they stand in the order of the time they take.
+    # Among codes of equal size the first is taken: they are in the order of the time they take.
     return min(_plain(indices, low), bitmap, _blocks(indices, low), _gaps(indices, low), key=lambda c: c.num_words)
 
 
@@ -237,7 +239,7 @@ INDEX_CODES: Registry[Callable[[Array, int], IndexCode]] = Registry(
 
 
 def from_word(word: int, count: int, itemsize: int, room: int) -> IndexCode | None:
-    """What a received word says of indices in a range of `room` entries; None if it makes no sense."""
+    """The code that a header's word describes, for indices in a range of `room` entries; None if it is invalid."""
     kind, rest = word & 0xFF, word >> 8
     plan = GapPlan(rest & 0xFF, rest >> 8 & 0xFF, rest >> 16)
     if kind == Plain.kind and rest == 0:

@@ -1,15 +1,15 @@
 """A sparse vector as one contiguous buffer, and back.
 
 A message is a sequence of little-endian 64-bit words:
-1. a header of eight (see `Header`);
+1. a header of eight words (see `Header`);
 2. the indices (see `indices`);
 3. the values (see `values`);
-4. a note: a few numbers that the sender wants known besides, if any;
+4. a note, which may be empty: a few float32 numbers that travel with the vector;
 5. an end mark.
 
-Everything that arrives is checked: the header against what this rank expects, the length against the header, the end
-mark, and every index against the range it may lie in, before it is used. Messages are made and read in main memory; a
-comm moves them to where its backend wants them.
+Every message that arrives is checked before it is used: the header against what this rank expects, the length against
+the header, the end mark, and every index against its allowed range. Messages are made and read in main memory. A comm
+moves them to the device of its backend.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from gradsieve.errors import MessageError, MismatchError
 from gradsieve.kernels import index_dtype
 from gradsieve.kernels.bits import num_words
-from gradsieve.vector import SparseVector
+from gradsieve.vector import Rounding, SparseVector
 from gradsieve.wire import indices as index_codes
 from gradsieve.wire import values as value_codes
 from gradsieve.wire.code import ValueCode
@@ -35,7 +35,7 @@ HEADER_WORDS = 8
 OVERHEAD_BYTES = 8 * (HEADER_WORDS + 1)
 
 _MAGIC = 0x6753  # "gS"
-_VERSION = 4  # raised when messages change that could be sent before; readers refuse a code they do not know
+_VERSION = 4  # raised when an existing code changes. A new code does not raise it: readers refuse unknown codes
 _END_MARK = 0x6576656973  # "sieve"
 _VALUE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -43,12 +43,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Header(NamedTuple):
-    """What the receiver must know to read the rest."""
+    """The first words of a message: what the receiver needs to read the rest."""
 
-    kind: int  # magic, version, zero, dtype: a byte each but the first
+    kind: int  # magic number (2 bytes), version (1 byte), dtype (2 bytes)
     numel: int
     k: int
-    low: int  # an index that none is below
+    low: int  # no index is below this one
     num_entries: int
     index_word: int
     value_word: int
@@ -57,7 +57,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """What the ranks of one reduction agree on; a message that says otherwise is an error."""
+    """What all ranks of one reduction agree on. A message with another header is an error."""
 
     rank: int
     numel: int
@@ -67,42 +67,56 @@ class Expected:
 
 
 class Packed(NamedTuple):
-    """A message, and the vector that whoever receives it will see."""
+    """A message, and how it rounds the vector that it was made of."""
 
     message: Tensor
-    seen: SparseVector
+    rounding: Rounding
 
 
 class Arrived(NamedTuple):
-    """What a message holds."""
+    """The content of a message."""
 
     vector: SparseVector
     note: Array  # float32
 
 
 FAST_SECONDS_PER_BYTE = 1.5e-9
-"""Coding and decoding an entry without loss takes about 7 ns more than copying it, and saves 3.6 bytes at 1 %."""
+"""Below this the default codec does not compress. Encoding and decoding takes about 7 ns per entry more than copying,
+and saves 3.6 bytes per entry at a density of 1 %."""
 
 NO_NOTE: Array = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How entries are written. The default loses nothing; the sender keeps what others round away."""
+    """How the entries of messages are encoded. The default is lossless; with other codes the sender keeps the error.
 
-    values: str = "exact"  # a name of `values.VALUE_CODES`; those with fewer bits send less and leave more over
-    indices: str = "auto"  # a name of `indices.INDEX_CODES`; `auto` takes the smallest for every message
+    Args:
+        values: A name of `gradsieve.wire.values.VALUE_CODES`, such as `"bf16"` or `"sign"`.
+        indices: A name of `gradsieve.wire.indices.INDEX_CODES`.
+
+    Raises:
+        UnknownNameError: If there is no code of that name.
+
+    Example:
+        >>> from gradsieve import REDUCERS
+        >>> REDUCERS["oktopk"](codec=Codec(values="bf16")).codec
+        Codec(values='bf16', indices='auto')
+    """
+
+    values: str = "exact"  # codes with fewer bits send less, and leave a larger rounding error
+    indices: str = "auto"  # `auto` takes the smallest code for each message
 
     def __post_init__(self) -> None:
         value_codes.VALUE_CODES[self.values]
         index_codes.INDEX_CODES[self.indices]
 
     def for_link(self, seconds_per_byte: float) -> Codec:
-        """This codec, or a plain one where the network is faster than finding fewer bytes and undoing it."""
+        """This codec. The default one does not compress if the network is faster than compression."""
         return PLAIN if self == LOSSLESS and seconds_per_byte < FAST_SECONDS_PER_BYTE else self
 
     def pack(self, vector: SparseVector, expected: Expected, low: int, note: Array = NO_NOTE) -> Packed:
-        """A message with the entries of a vector, none of which has an index below `low`."""
+        """A message with the entries of a vector, all of which have an index of at least `low`."""
         values = _as_array(vector.values)
         index_code = self._index_code(vector, low)
         value_code = value_codes.chosen(self.values, values)
@@ -111,20 +125,20 @@ class Codec:
         words[:HEADER_WORDS].view(np.int64)[:] = np.array(_header(vector, expected, low, index_code, value_code, note))
         if index_code.num_words:
             index_code.write(_indices(vector), low, index_code.cleared(words[edges[0] : edges[1] + 1]))
-        seen = value_code.write_vector(vector, values, value_code.cleared(words[edges[1] : edges[2]]))
+        rounding = value_code.write_vector(vector, values, value_code.cleared(words[edges[1] : edges[2]]))
         words[edges[2] : edges[3]] = 0
         words[edges[2] : edges[3]].view(np.float32)[: note.size] = note
         words[-1] = _END_MARK
-        return Packed(torch.from_numpy(words).view(torch.uint8), seen)
+        return Packed(torch.from_numpy(words).view(torch.uint8), rounding)
 
     def _index_code(self, vector: SparseVector, low: int) -> IndexCode:
-        """A run is written as one, whatever the code for other vectors is: its indices take nothing."""
+        """The indices of a run take no space, so a run is sent as a run whatever the code for other vectors is."""
         if vector.is_run and vector.nnz:
             return index_codes.Run(vector.span[0] - low)
         return index_codes.INDEX_CODES[self.indices](_indices(vector), low)
 
     def unpack(self, message: Tensor, expected: Expected, low: int, high: int, source: int) -> Arrived:
-        """See `unpack`: a message says itself how it is written."""
+        """`unpack` a message, which says itself how it is encoded."""
         return unpack(message, expected, low, high, source)
 
 
@@ -133,7 +147,7 @@ PLAIN = Codec("plain", "plain")
 
 
 def unpack(message: Tensor, expected: Expected, low: int, high: int, source: int) -> Arrived:
-    """What a message holds; its indices lie in `[low, high)`."""
+    """The content of a message, whose indices must be in `[low, high)`."""
     return _Reader(message, expected, source).read(low, high)
 
 
@@ -143,7 +157,7 @@ class _Reader:
         self.expected = expected
         self.source = source
         if self.num_bytes < OVERHEAD_BYTES or self.num_bytes % 8:
-            raise self.malformed(f"{self.num_bytes} bytes are no message")
+            raise self.malformed(f"{self.num_bytes} bytes are not whole words of 8, or less than {OVERHEAD_BYTES}")
         data = message.cpu().numpy()
         self.words: Array = (data if data.ctypes.data % 8 == 0 else data.copy()).view(np.uint64)
         self.header = Header(*self.words[:HEADER_WORDS].view(np.int64).tolist())
@@ -153,9 +167,9 @@ class _Reader:
         index_code, value_code = self.codes(low, high)
         edges = _edges(index_code, value_code, self.header.note_size)
         if 8 * (edges[-1] + 1) != self.num_bytes:
-            raise self.malformed(f"{self.num_bytes} bytes came, {8 * (edges[-1] + 1)} were announced")
+            raise self.malformed(f"{self.num_bytes} bytes arrived, but the header announces {8 * (edges[-1] + 1)}")
         if self.words[-1] != _END_MARK:
-            raise self.malformed(f"it ends in {int(self.words[-1]):#x}")
+            raise self.malformed(f"it ends with {int(self.words[-1]):#x}, not with the end mark")
         vector = self.vector(index_code, value_code, edges, high)
         return Arrived(vector, self.words[edges[2] : edges[3]].view(np.float32)[: self.header.note_size])
 
@@ -173,14 +187,14 @@ class _Reader:
         if header.k != expected.k:
             raise self.differs("k", header.k, expected.k)
         if not 0 <= header.num_entries <= header.numel:
-            raise self.malformed(f"{header.num_entries} entries announced, at most {header.numel} are possible")
+            raise self.malformed(f"the header announces {header.num_entries} entries, allowed are 0 to {header.numel}")
         if not 0 <= header.note_size <= self.num_bytes // 4:
-            raise self.malformed(f"a note of {header.note_size} numbers announced")
+            raise self.malformed(f"the header announces a note of {header.note_size} numbers")
 
     def codes(self, low: int, high: int) -> tuple[IndexCode, ValueCode]:
         header, expected = self.header, self.expected
         if not low <= header.low <= high:
-            raise self.malformed(f"indices from {header.low} on, but they must lie in [{low}, {high})")
+            raise self.malformed(f"its indices begin at {header.low}, but must be in [{low}, {high})")
         itemsize = index_dtype(header.numel).itemsize
         index_code = index_codes.from_word(header.index_word, header.num_entries, itemsize, high - header.low)
         if index_code is None:
@@ -218,7 +232,7 @@ class _Reader:
         return torch.from_numpy(decoded).view(self.expected.dtype).to(self.expected.device)
 
     def disordered(self, high: int) -> MessageError:
-        return self.malformed(f"indices that do not rise strictly within [{self.header.low}, {high})")
+        return self.malformed(f"its indices are not strictly increasing in [{self.header.low}, {high})")
 
     def malformed(self, what: str) -> MessageError:
         return MessageError(f"rank {self.expected.rank}: malformed message from rank {self.source}: {what}")
@@ -231,7 +245,7 @@ class _Reader:
 
 
 def _edges(index_code: IndexCode, value_code: ValueCode, note_size: int) -> list[int]:
-    """Where header, indices, values and note end, in words."""
+    """The word after the header, the indices, the values and the note."""
     return list(accumulate([HEADER_WORDS, index_code.num_words, value_code.num_words, num_words(32 * note_size)]))
 
 
@@ -243,7 +257,7 @@ def _header(
 
 
 def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """NumPy has no bfloat16: half precision travels as the integers of its bits."""
+    """NumPy has no bfloat16: half precision is handled as integers with the same bits."""
     return np.dtype({torch.float32: np.float32, torch.float64: np.float64}.get(dtype, np.int16))
 
 

@@ -1,4 +1,4 @@
-"""A run that is still one bit for each value: it is decoded to where it is needed, with no array in between."""
+"""A run of values that are kept as one bit each, and decoded directly into the memory where they are needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.kernels import signs
 from gradsieve.vector.deferred import DeferredRun
@@ -14,7 +15,7 @@ from gradsieve.wire.code import Array
 
 
 class Signed(DeferredRun):
-    """Float32 values in main memory as `signs` encodes them, from `start` on."""
+    """A run of float32 values in main memory, encoded as in `kernels.signs`."""
 
     _steps: Array
     _masks: Array
@@ -25,21 +26,24 @@ class Signed(DeferredRun):
         self._set_run(start, count, numel)
 
     @cached_property
+    @override
     def _made(self) -> Tensor:
         values = np.empty(self.nnz, np.float32)
         signs.decode(self._steps, self._masks, values)
         return torch.from_numpy(values)
 
+    @override
     def all_finite(self) -> bool:
-        """See `SparseVector.all_finite`: values are finite if their steps are."""
         return bool(np.isfinite(self._steps).all())
 
+    @override
     def _copy_to_(self, target: Tensor) -> None:
         if _fits(target):
             signs.decode(self._steps, self._masks, target.numpy())
         else:
             super()._copy_to_(target)
 
+    @override
     def _add_to_(self, target: Tensor, offset: int = 0, *, subtract: bool = False) -> None:
         if offset % signs.CHUNK_VALUES or not _fits(target):
             super()._add_to_(target, offset, subtract=subtract)
@@ -48,6 +52,7 @@ class Signed(DeferredRun):
         steps = self._steps[first:last]
         signs.add(-steps if subtract else steps, self._masks[offset // 32 :], target.numpy())
 
+    @override
     def _mean_to_(self, target: Tensor, size: int) -> None:
         if _fits(target):
             steps = torch.div(torch.from_numpy(self._steps), size).numpy()

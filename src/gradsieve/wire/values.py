@@ -1,130 +1,140 @@
-"""The values of a message as bytes: as they are, without loss in fewer bits, or rounded.
+"""The values of a message as bytes: uncompressed, compressed without loss, or rounded.
 
-| name | bits a value | |
+| name | bits per value | |
 | --- | --- | --- |
-| `exact` | 32 or 64, float32 mostly 26 to 28 | what all magnitudes of a message have in common is left out |
-| `plain` | 32 or 64 | as they are in memory |
+| `exact` | 32 or 64, for float32 mostly 26 to 28 | leading bits that all magnitudes of a message share are left out |
+| `plain` | 32 or 64 | the bytes in memory |
 | `float32` | 32 | for float64 vectors |
-| `bf16` | 16, mostly 10 to 12 | likewise |
+| `bf16` | 16, mostly 10 to 12 | leading bits that all magnitudes share are left out |
 | `fp16` | 16 | |
 | `int8`, `int4` | 8, 4 | multiples of a step that 128 values share |
-| `sign` | 1 | the mean magnitude that 1,024 values share |
-| `bit` | 1 | the mean magnitude of all values of a message |
-| `twobit` | 2 | two magnitudes that 256 values share: the means of those below and above their mean |
+| `sign` | 1 | sign, times the mean magnitude of 1,024 values |
+| `bit` | 1 | sign, times the mean magnitude of all values of a message |
+| `twobit` | 2 | sign, times one of two magnitudes that 256 values share: the means below and above their mean |
 
-What rounding takes away is known to the sender, who keeps it: see `Channel`. Values that a code cannot hold (not
-finite, or too large) make the whole message travel exact, so that nothing is lost and a NaN reaches everybody.
+The sender keeps the rounding error (see `Channel`). If a code cannot hold one of the values, because it is not finite
+or too large, the whole message is sent exact: nothing is lost, and a NaN reaches every rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from gradsieve.kernels import fields
 from gradsieve.kernels.bits import num_words
 from gradsieve.registry import Registry
 from gradsieve.wire.code import Array, ValueCode
-from gradsieve.wire.levels import Bit, Byte, Encoded, Nibble, Sign, TwoBit
+from gradsieve.wire.levels import Bit, Byte, Nibble, Sign, Stepped, TwoBit
 
-WORTH_NARROWING_BITS = 30  # wider fields save too little for the time they take
-BRAIN_SHIFT = 16
+WORTH_NARROWING_BITS = 30  # a field of 31 bits would save 3 % of the values' bytes, which is not worth the time
+BRAIN_SHIFT = 16  # the low bits of a float32 that bfloat16 does not have
 
 
 @dataclass(frozen=True)
 class Native(ValueCode):
-    """As they are in memory."""
+    """The bytes in memory."""
 
     kind: ClassVar[int] = 0
     count: int
     itemsize: int
 
     @property
+    @override
     def num_words(self) -> int:
-        """See `Code.num_words`."""
         return num_words(8 * self.count * self.itemsize)
 
+    @property
+    @override
+    def is_exact(self) -> bool:
+        return True
+
+    @override
     def write(self, values: Array, words: Array) -> Array:
-        """See `ValueCode.write`."""
         words.view(values.dtype)[: self.count] = values
         return values
 
+    @override
     def cleared(self, words: Array) -> Array:
-        """See `Code.cleared`: all but the end is written over."""
-        words[-1:] = 0
+        words[-1:] = 0  # the others are overwritten
         return words
 
+    @override
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
-        """See `ValueCode.read`."""
         return words.view(dtype)[: self.count]
 
 
 @dataclass(frozen=True)
 class Narrow(ValueCode):
-    """float32 and bfloat16: sign, and how far the magnitude's bit pattern lies above the least one's."""
+    """float32 and bfloat16: the sign, and the difference between the magnitude's bit pattern and the smallest one."""
 
     kind: ClassVar[int] = 1
-    largest: ClassVar[float] = fields.LARGEST_BF16  # for values that are rounded
     count: int
-    shift: int  # low bits that are zero
-    base: int
-    width: int
+    shift: int  # low bits that are zero: none for float32, which is exact
+    base: int  # the smallest magnitude's bit pattern without these bits
+    width: int  # bits per value
 
     @property
+    @override
     def word(self) -> int:
-        """See `Code.word`."""
         return self.kind | self.width << 8 | self.shift << 16 | self.base << 24
 
     @property
+    @override
     def num_words(self) -> int:
-        """See `Code.num_words`."""
         return num_words(self.count * self.width)
 
+    @property
+    @override
+    def is_exact(self) -> bool:
+        return self.shift == 0
+
+    @override
     def write(self, values: Array, words: Array) -> Array:
-        """See `ValueCode.write`."""
-        if self.shift == 0:
+        if self.is_exact:
             fields.encode_narrow(values.view(np.uint32), 0, self.base, self.width, words)
             return values
         rounded = _brain(values.astype(np.float32, copy=False).view(np.uint32))
         fields.encode_narrow(rounded, self.shift, self.base, self.width, words)
         return rounded.view(np.float32).astype(values.dtype, copy=False)
 
+    @override
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
-        """See `ValueCode.read`."""
         values = np.empty(self.count, np.float32)
         fields.decode_narrow(words, self.shift, self.base, self.width, values.view(np.uint32))
         return values.astype(dtype, copy=False)
 
     @classmethod
     def fitting(cls, count: int, span: Iterable[Any], shift: int = 0) -> Narrow:
-        """The narrowest for values between these magnitudes: bit patterns, of which `shift` low bits are zero."""
+        """The narrowest code for values between two magnitudes: bit patterns, of which `shift` low bits are zero."""
         least, greatest = (int(bits) >> shift for bits in span)
         return cls(count, shift, least, (greatest - least).bit_length() + 1)
 
 
 @dataclass(frozen=True)
 class Single(ValueCode):
-    """float32 for values that have more."""
+    """float32, for float64 values."""
 
     kind: ClassVar[int] = 2
     count: int
 
     @property
+    @override
     def num_words(self) -> int:
-        """See `Code.num_words`."""
         return num_words(32 * self.count)
 
+    @override
     def write(self, values: Array, words: Array) -> Array:
-        """See `ValueCode.write`."""
         codes = words.view(np.float32)[: self.count]
         codes[:] = values
         return codes.astype(values.dtype)
 
+    @override
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
-        """See `ValueCode.read`."""
         return words.view(np.float32)[: self.count].astype(dtype)
 
 
@@ -133,59 +143,24 @@ class Half(ValueCode):
     """IEEE float16."""
 
     kind: ClassVar[int] = 3
-    largest: ClassVar[float] = fields.LARGEST_FP16
     count: int
 
     @property
+    @override
     def num_words(self) -> int:
-        """See `Code.num_words`."""
         return num_words(16 * self.count)
 
+    @override
     def write(self, values: Array, words: Array) -> Array:
-        """See `ValueCode.write`."""
         codes = words.view(np.float16)[: self.count]
         singles = values.astype(np.float32, copy=False)
         rounded = np.empty(self.count, np.float32)
         fields.round_fp16(singles, singles.view(np.uint32), codes.view(np.uint16), rounded.view(np.uint32))
         return rounded.astype(values.dtype, copy=False)
 
+    @override
     def read(self, words: Array, dtype: np.dtype[Any]) -> Array:
-        """See `ValueCode.read`."""
         return words.view(np.float16)[: self.count].astype(dtype)
-
-
-VALUE_CODES: Registry[type[ValueCode] | None] = Registry(
-    "value code",
-    {
-        "exact": None,
-        "plain": Native,
-        "float32": Single,
-        "bf16": Narrow,
-        "fp16": Half,
-        "int8": Byte,
-        "int4": Nibble,
-        "sign": Sign,
-        "bit": Bit,
-        "twobit": TwoBit,
-    },
-)
-_SIMPLE: dict[int, Any] = {code.kind: code for code in (Single, Half, Byte, Nibble, Sign, Bit, TwoBit)}
-
-
-def chosen(name: str, values: Array) -> ValueCode:
-    """The named code for these values, or an exact one if they are none that it can hold."""
-    code: Any = VALUE_CODES[name]
-    if code is Native:
-        return Native(values.size, values.itemsize)
-    if code is None or values.size == 0 or (code is Single and values.itemsize <= 4):
-        return _exact(values)
-    if issubclass(code, Encoded):
-        return code.fitting(values) or _exact(values)
-    span = _span(values)
-    if span is None or not span.view(np.float32)[1] <= code.largest:
-        return _exact(values)
-    made: ValueCode = Narrow.fitting(values.size, _brain(span), BRAIN_SHIFT) if code is Narrow else code(values.size)
-    return made
 
 
 def _exact(values: Array) -> ValueCode:
@@ -193,29 +168,82 @@ def _exact(values: Array) -> ValueCode:
         narrow = Narrow.fitting(values.size, fields.magnitude_span(values.view(np.uint32)))
         if narrow.width <= WORTH_NARROWING_BITS:
             return narrow
+    return _plain(values)
+
+
+def _plain(values: Array) -> ValueCode:
     return Native(values.size, values.itemsize)
 
 
-def _span(values: Array) -> Array | None:
-    """The least and the greatest magnitude as bit patterns of float32; None for values of another kind."""
+def _float32(values: Array) -> ValueCode | None:
+    is_wider = values.itemsize > np.float32().itemsize
+    return Single(values.size) if is_wider and _fits(_span(values), np.finfo(np.float32).max) else None
+
+
+def _bf16(values: Array) -> ValueCode | None:
+    span = _span(values)
+    return Narrow.fitting(values.size, _brain(span), BRAIN_SHIFT) if _fits(span, fields.LARGEST_BF16) else None
+
+
+def _fp16(values: Array) -> ValueCode | None:
+    return Half(values.size) if _fits(_span(values), fields.LARGEST_FP16) else None
+
+
+def _stepped(code: type[Stepped]) -> Callable[[Array], ValueCode | None]:
+    return lambda values: code(values.size) if _fits(_span(values), np.finfo(np.float32).max) else None
+
+
+VALUE_CODES: Registry[Callable[[Array], ValueCode | None]] = Registry(
+    "value code",
+    {
+        "exact": _exact,
+        "plain": _plain,
+        "float32": _float32,
+        "bf16": _bf16,
+        "fp16": _fp16,
+        "int8": _stepped(Byte),
+        "int4": _stepped(Nibble),
+        "sign": Sign.fitting,
+        "bit": Bit.fitting,
+        "twobit": TwoBit.fitting,
+    },
+)
+"""By name, the code for some values, of which there is at least one; None if the code cannot hold them."""
+
+_SIMPLE: dict[int, Any] = {code.kind: code for code in (Single, Half, Byte, Nibble, Sign, Bit, TwoBit)}
+
+
+def chosen(name: str, values: Array) -> ValueCode:
+    """The named code, or an exact one if the named code cannot hold these values."""
+    code = VALUE_CODES[name](values) if values.size else None
+    return _exact(values) if code is None else code
+
+
+def _span(values: Array) -> Array:
+    """The least and the greatest magnitude as bit patterns of float32; no elements for half precision."""
     if values.dtype == np.float32:
         return np.array(fields.magnitude_span(values.view(np.uint32)), np.uint32)
     if values.dtype == np.float64:
         magnitudes = np.abs(values)
-        with np.errstate(over="ignore"):  # too large a one is infinite then, and above all limits
+        with np.errstate(over="ignore"):  # values that float32 cannot hold become infinite, above all limits
             return np.array([magnitudes.min(), magnitudes.max()]).astype(np.float32).view(np.uint32)
-    return None
+    return np.empty(0, np.uint32)
+
+
+def _fits(span: Array, largest: float | np.floating[Any]) -> bool:
+    """Whether all magnitudes are at most `largest`; false for NaN and for half precision."""
+    return span.size > 0 and bool(span.view(np.float32)[1] <= largest)
 
 
 def _brain(bits: Array) -> Array:
-    """Bit patterns of float32, rounded so that the lower half is zero: what bfloat16 holds. Keeps their order."""
+    """Bit patterns of float32, rounded so that the lower half is zero, as in bfloat16. Rounding keeps their order."""
     rounded = np.empty_like(bits)
     fields.round_bf16(bits, rounded)
     return rounded
 
 
 def from_word(word: int, count: int, itemsize: int) -> ValueCode | None:
-    """What a received word says; None if it makes no sense."""
+    """The code that a header's word describes, or None if the word is invalid."""
     kind, rest = word & 0xFF, word >> 8
     if kind == Narrow.kind:
         width, shift, base = rest & 0xFF, rest >> 8 & 0xFF, rest >> 16

@@ -1,4 +1,4 @@
-"""How messages of unknown length travel between the ranks of a process group; each transport may wrap another."""
+"""How messages of unknown length travel between the ranks of a process group. A transport may wrap another one."""
 
 from gradsieve.comm.transport.counted import CountedTransport
 from gradsieve.comm.transport.direct import DirectTransport

@@ -1,4 +1,4 @@
-"""One connection of a rank's own with another rank: messages with their number and length in front."""
+"""A connection between two ranks: messages, each preceded by its number and its length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FRAME = struct.Struct("<2q")  # number and length of a message
 
 
 class Connection:
-    """The connection with one rank. Nothing here waits."""
+    """The connection with one peer. No method waits."""
 
     def __init__(self, link: Link, peer: int, connected: socket.socket) -> None:
         self._link = link
@@ -29,26 +29,26 @@ class Connection:
         self._unsent: deque[memoryview] = deque()
         self._sent, self._expected = 0, 0  # messages
         self._arrived: deque[tuple[int, Tensor]] = deque()
-        self._end: OSError | None = None  # why nothing will arrive any more
+        self._end: OSError | None = None  # why nothing more will arrive
         self._frame = bytearray(FRAME.size)
-        self._body: Tensor | None = None  # None: a frame is being read
-        self._room = memoryview(self._frame)  # yet to be filled
+        self._body: Tensor | None = None  # None while a frame is being read
+        self._room = memoryview(self._frame)  # the bytes yet to be read
 
     def __del__(self) -> None:
         self._socket.close()
 
     @property
     def interest(self) -> int:
-        """What to poll for."""
+        """The events to poll for."""
         return (0 if self._end else select.POLLIN) | (select.POLLOUT if self._unsent else 0)
 
     @property
     def all_sent(self) -> bool:
-        """Whether the system has taken everything."""
+        """Whether the system has taken all bytes."""
         return not self._unsent
 
     def send(self, message: Tensor) -> None:
-        """Begin to send; the message must not change until it has left."""
+        """Start to send. The message must not change until `all_sent`."""
         self._unsent.append(memoryview(FRAME.pack(self._sent, message.numel())))
         if message.numel():
             self._unsent.append(_view(message))
@@ -56,12 +56,12 @@ class Connection:
         self.push()
 
     def expect(self) -> int:
-        """The number of the next message to take: one more than any asked for before."""
+        """The number of the next message to take: one more at each call."""
         self._expected += 1
         return self._expected - 1
 
     def push(self) -> None:
-        """Send as much as the system takes."""
+        """Send as many bytes as the system takes now."""
         try:
             while self._unsent:
                 self._drop(self._socket.sendmsg(list(self._unsent)[:4]))
@@ -79,11 +79,11 @@ class Connection:
 
     @property
     def under_way(self) -> bool:
-        """Whether a message has come in part."""
+        """Whether a message has arrived in part."""
         return self._body is not None or len(self._room) < FRAME.size
 
     def pull(self) -> None:
-        """Take in what has come."""
+        """Receive all bytes that the system has now."""
         while self._end is None:
             try:
                 count = self._socket.recv_into(self._room)
@@ -110,7 +110,7 @@ class Connection:
         self._body, self._room = None, memoryview(self._frame)
 
     def take(self, number: int) -> Tensor | None:
-        """The message of this number, None if it is not here yet; one that somebody did not read is an error."""
+        """The message with this number, or None if it has not arrived yet; raises if an earlier one was not taken."""
         if not self._arrived:
             self.pull()
         if not self._arrived:

@@ -1,4 +1,4 @@
-"""Messages of any length through any backend: lengths first, then the messages."""
+"""Messages of any length through any backend: first the lengths, then the messages."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
-from gradsieve.comm.transport.link import Link, Rounds
+from gradsieve.comm.transport.link import Link, Rounds, Transport
 
 
-class CountedTransport:
-    """For any backend (NCCL): lengths first, in one small all-to-all, then data in messages of known size."""
+class CountedTransport(Transport):
+    """For any backend, such as NCCL: first the lengths, in one small all-to-all, then messages of known length."""
 
-    seconds_per_byte = math.inf
+    seconds_per_byte: float = math.inf
 
     def __init__(self, link: Link, device: torch.device) -> None:
         self.link = link
         self.device = device
 
-    def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
-        """All rounds in one batch, as NCCL wants them; empty messages are known to both sides and not sent."""
+    @override
+    def all_to_all(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
+        """All rounds in one batch, as NCCL requires. Empty messages are not sent: both ranks know of them."""
         sizes = torch.tensor([m.numel() for m in messages], dtype=torch.int64, device=self.device)
         theirs = torch.empty_like(sizes)
         self.link.finish_call(dist.all_to_all_single, theirs, sizes)
@@ -39,8 +41,8 @@ class CountedTransport:
         for _, source in rounds:
             yield source, buffers[source]
 
+    @override
     def send_recv(self, message: Tensor, to: int | None, source: int | None) -> Tensor | None:
-        """The length travels first, between the two ranks only."""
         length = torch.tensor([message.numel()], dtype=torch.int64, device=self.device)
         theirs = torch.zeros_like(length)
         self._run(self._pair(length, to, theirs, source))

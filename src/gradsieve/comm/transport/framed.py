@@ -1,4 +1,4 @@
-"""Messages of any length through Gloo, each with its length in front."""
+"""Messages of any length through Gloo, each preceded by its length."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.comm.protocol import FRAME_BYTES
-from gradsieve.comm.transport.link import Arrival, Link, Pending, Rounds
+from gradsieve.comm.transport.link import Arrival, Link, LinkedTransport, Pending, Rounds
 
-FIRST_PART_BYTES = 1 << 20
+FIRST_PART_BYTES = 1 << 20  # longer messages take two calls; a longer first part takes more memory per peer
 
 
 class FramedArrival(NamedTuple):
-    """A first part with the length in front; what did not fit follows in a second message of known size."""
+    """A first part, preceded by the message's length. The rest, if any, follows in a second part of known length."""
 
     first: Pending
 
     def wait(self) -> Tensor:
-        """The message without its frame."""
+        """Wait for the message, and return it without its frame."""
         start = self.first.wait()
         length = int(start[:FRAME_BYTES].view(torch.int64)[0])
         room = FIRST_PART_BYTES - FRAME_BYTES
@@ -34,21 +35,20 @@ class FramedArrival(NamedTuple):
         return whole
 
 
-class FramedTransport:
-    """For Gloo, which lets a message be shorter than the buffer posted for it.
+class FramedTransport(LinkedTransport):
+    """For Gloo, where a message may be shorter than the buffer that is posted for it.
 
-    So no lengths are exchanged beforehand: one call fewer for each exchange, and a small call costs 1 to 7 ms on Gloo
-    whatever its size.
+    So no separate call is needed to send lengths. A small call takes 1 to 7 ms on Gloo, whatever its size.
     """
 
-    seconds_per_byte = math.inf
+    seconds_per_byte: float = math.inf
 
     def __init__(self, link: Link, in_flight: int = 8) -> None:
         self.link = link
-        self.in_flight = in_flight  # how many peers at once: more hides latency, fewer avoids incast
+        self.in_flight = in_flight  # peers at once: more hides latency, fewer avoids incast
 
     def send(self, message: Tensor, to: int) -> list[Pending]:
-        """Start sending one message of any length."""
+        """Start to send a message of any length."""
         framed = torch.empty(FRAME_BYTES + message.numel(), dtype=torch.uint8)
         framed[:FRAME_BYTES].view(torch.int64)[0] = message.numel()
         framed[FRAME_BYTES:] = message
@@ -56,11 +56,12 @@ class FramedTransport:
         return [self.link.send(part, to) for part in parts if part.numel()]
 
     def receive(self, source: int) -> Arrival:
-        """Start receiving one message of unknown length."""
+        """Start to receive a message of unknown length."""
         return FramedArrival(self.link.receive(torch.empty(FIRST_PART_BYTES, dtype=torch.uint8), source))
 
-    def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
-        """Keep a few rounds under way at once, the first ones from now on; arrivals come in the order of the rounds."""
+    @override
+    def all_to_all(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
+        """Keeps a few rounds under way at once. The first ones start with this call."""
         sent: list[Pending] = []
         under_way: deque[tuple[int, Arrival]] = deque()
         ahead = iter(rounds)
@@ -82,8 +83,8 @@ class FramedTransport:
         start_more()
         return arrivals()
 
+    @override
     def send_recv(self, message: Tensor, to: int | None, source: int | None) -> Tensor | None:
-        """See `Transport.send_recv`."""
         arrival = None if source is None else self.receive(source)
         sent = [] if to is None else self.send(message, to)
         received = None if arrival is None else arrival.wait()

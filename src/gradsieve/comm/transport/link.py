@@ -1,7 +1,7 @@
-"""What transports have in common: a process group with a timeout, and the protocols they follow.
+"""The base of all transports: their protocols, and a process group with a timeout.
 
-Point-to-point calls carry every message, so that a rank hears from each peer directly: when one dies, all that wait
-for it know at once, where a ring would leave the others to the timeout.
+Every message is sent point to point, so that a rank hears from each peer directly. If a rank dies, all ranks that wait
+for it notice at once. In a ring most ranks would notice only at the timeout.
 """
 
 from __future__ import annotations
@@ -17,49 +17,46 @@ from torch import Tensor
 from gradsieve.comm.transport.loss import lost_ranks
 from gradsieve.errors import MessageError, PeerLostError
 
-LARGEST_MESSAGE_BYTES = 1 << 40
+LARGEST_MESSAGE_BYTES = 1 << 40  # a terabyte: a length above it is an error of the peer, not a message
 
 
 Rounds = Sequence[tuple[int, int]]
-"""(to, source) for each round of an exchange."""
+"""(to, source) for each round of an `all_to_all`."""
 
 
 class Transport(Protocol):
-    """Messages of bytes between ranks; `messages[r]` is for rank r."""
+    """Sends messages of bytes between ranks."""
 
     @property
     def seconds_per_byte(self) -> float:
-        """About what a byte takes; zero in memory that the ranks share, infinite if not known."""
+        """About how long a rank waits per byte; zero in shared memory, infinite if unknown."""
         ...
 
-    def exchange(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
-        """Yield (source, message) in the order of the rounds."""
+    def all_to_all(self, messages: Sequence[Tensor], rounds: Rounds) -> Iterator[tuple[int, Tensor]]:
+        """Send `messages[r]` to each rank r of the rounds, and yield (source, message) in the order of the rounds."""
         ...
 
     def send_recv(self, message: Tensor, to: int | None, source: int | None) -> Tensor | None:
-        """One message out, one in; None leaves that half out."""
+        """Send one message and receive one; with None there is no such half."""
         ...
 
 
 class LinkedTransport(Transport, Protocol):
-    """One that others can be built around."""
+    """A transport that other transports can wrap."""
 
-    @property
-    def link(self) -> Link:
-        """What it goes through."""
-        ...
+    link: Link
 
 
 class Arrival(Protocol):
     """A message under way to this rank."""
 
     def wait(self) -> Tensor:
-        """Its bytes, when all are here."""
+        """Wait for all its bytes, and return them."""
         ...
 
 
 class Link:
-    """A process group with a timeout: what transports send and receive through."""
+    """A process group with a timeout. Transports send and receive through it."""
 
     def __init__(self, group: dist.ProcessGroup, timeout_seconds: float) -> None:
         self.group = group
@@ -67,15 +64,15 @@ class Link:
         self.timeout_seconds = timeout_seconds
 
     def send(self, buffer: Tensor, to: int) -> Pending:
-        """Start sending."""
+        """Start to send."""
         return self._start(self.group.send, buffer, to)
 
     def receive(self, buffer: Tensor, source: int) -> Pending:
-        """Start receiving into a buffer."""
+        """Start to receive into a buffer."""
         return self._start(self.group.recv, buffer, source)
 
     def finish(self, work: Any, peer: int | None) -> None:
-        """Wait for an operation; a failure names this rank and the peer."""
+        """Wait for an operation; a failure raises an error that names this rank and the peer."""
         try:
             work.wait(timedelta(seconds=self.timeout_seconds))
         except RuntimeError as error:
@@ -90,7 +87,7 @@ class Link:
         self.finish(work, None)
 
     def lost(self, peer: int | None, error: BaseException) -> PeerLostError:
-        """The typed form of what the backend said."""
+        """The error to raise for a failure of the backend; `peer` is the rank that was waited for, if known."""
         lost = lost_ranks(self.group, peer, error)
         who = {0: "a peer", 1: "rank"}.get(len(lost), "ranks") + ",".join(f" {rank}" for rank in lost)
         return PeerLostError(
@@ -99,7 +96,7 @@ class Link:
         )
 
     def room_for(self, length: int, peer: int | None, device: torch.device | None = None) -> Tensor:
-        """Memory for a message whose length a peer announced; a length that cannot be true is an error."""
+        """Memory for a message whose length a peer announced; raises if the length is impossible."""
         try:
             if 0 <= length < LARGEST_MESSAGE_BYTES:
                 return torch.empty(length, dtype=torch.uint8, device=device)
@@ -109,7 +106,7 @@ class Link:
         raise MessageError(f"rank {self.rank}: rank {peer} announces {length} bytes ({reason})")
 
     def _start(self, call: Any, buffer: Tensor, peer: int) -> Pending:
-        """The group's own methods: `dist.isend` around them takes several times as long as they do."""
+        """Calls the group's own methods: `dist.isend`, which wraps them, takes several times as long."""
         try:
             return Pending(self, call([buffer], peer, 0), buffer, peer)
         except RuntimeError as error:
@@ -117,7 +114,7 @@ class Link:
 
 
 class Pending(NamedTuple):
-    """One point-to-point operation under way; holds its buffer alive."""
+    """A point-to-point operation under way. It keeps its buffer alive."""
 
     link: Link
     work: Any
@@ -125,6 +122,6 @@ class Pending(NamedTuple):
     peer: int
 
     def wait(self) -> Tensor:
-        """The buffer, when the operation is done."""
+        """Wait for the operation, and return its buffer."""
         self.link.finish(self.work, self.peer)
         return self.buffer

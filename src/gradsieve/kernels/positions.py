@@ -1,4 +1,4 @@
-"""Sorted indices as a bitmap, and as 16-bit offsets within blocks; compiled. All are relative to `low`."""
+"""Sorted indices as a bitmap, and as 16-bit offsets within blocks; compiled. Positions are relative to `low`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BLOCK_ENTRIES = 1 << BLOCK_BITS
 def encode_bitmap(indices: Any, low: int, words: Any) -> None:
     """Set the bit of every index in words that are zero."""
     for j in range(indices.size):
-        place = uint64(np.int64(indices[j]) - low)
-        words[place >> WORD_SHIFT] |= ONE << (place & BIT_MASK)
+        position = uint64(np.int64(indices[j]) - low)
+        words[position >> WORD_SHIFT] |= ONE << (position & BIT_MASK)
 
 
 @compiled
 def decode_bitmap(words: Any, low: int, high: int, indices: Any) -> bool:
-    """Read the set bits back; false unless there are as many as `indices` has room for, all below `high`."""
+    """Read the set bits; returns false unless there are as many as `indices` has room for, all below `high`."""
     found = uint64(0)
     size = uint64(indices.size)
     for word in range(words.size):
@@ -42,16 +42,16 @@ def decode_bitmap(words: Any, low: int, high: int, indices: Any) -> bool:
 
 @compiled
 def encode_blocks(indices: Any, low: int, counts: Any, offsets: Any) -> None:
-    """How many indices each block has, in counts that are zero, and where in it they lie."""
+    """Write the number of indices in each block, to counts that are zero, and each index's offset in its block."""
     for j in range(indices.size):
-        place = np.int64(indices[j]) - low
-        counts[place >> BLOCK_BITS] += 1
-        offsets[j] = place & (BLOCK_ENTRIES - 1)
+        position = np.int64(indices[j]) - low
+        counts[position >> BLOCK_BITS] += 1
+        offsets[j] = position & (BLOCK_ENTRIES - 1)
 
 
 @compiled
 def decode_blocks(counts: Any, offsets: Any, low: int, high: int, indices: Any) -> bool:
-    """Read the indices back; false unless counts add up, and indices rise strictly and stay below `high`."""
+    """Read the indices; returns false unless counts add up, and indices strictly increase and are below `high`."""
     done = np.int64(0)
     for block in range(counts.size):
         count = np.int64(counts[block])
