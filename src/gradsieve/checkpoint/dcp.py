@@ -14,7 +14,7 @@ import torch
 
 from gradsieve.errors import InputError
 
-PLACE = re.compile(r"rank \d+ of \d+")
+RANK_KEY = re.compile(r"rank \d+ of \d+")
 
 
 def read_states(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def read_states(folder: str | os.PathLike[str]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     paths: dict[str, tuple[Any, ...]] = {}
     for name, path in (metadata.planner_data or {}).items():
-        depth = next((d for d, key in enumerate(path) if PLACE.fullmatch(str(key))), None)
+        depth = next((d for d, key in enumerate(path) if RANK_KEY.fullmatch(str(key))), None)
         if depth is not None and name in metadata.state_dict_metadata:
             stored = metadata.state_dict_metadata[name]
             flat[name] = None
@@ -40,11 +40,11 @@ def read_states(folder: str | os.PathLike[str]) -> dict[str, Any]:
     load(flat, storage_reader=FileSystemReader(folder), no_dist=True)
     states: dict[str, Any] = {}
     for name, path in paths.items():
-        _place(states, path, flat[name])
+        _put(states, path, flat[name])
     return states
 
 
-def _place(states: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+def _put(states: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
     inner = states
     for key in path[:-1]:
         inner = inner.setdefault(key, {})

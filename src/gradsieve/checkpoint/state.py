@@ -49,7 +49,7 @@ def _own(engine: Engine) -> dict[str, Any]:
         "steps_done": engine.steps_done,
         "loss_scale": engine.loss_scale,
         "dense_steps_left": engine.dense_steps_left,
-        "names": tuple(engine.places),
+        "names": tuple(engine.positions),
         "parameters": parameters,  # those that something is kept for
         "groups": tuple(groups),  # a tuple is one thing to `torch.distributed.checkpoint`, which drops empty dicts
     }
@@ -94,8 +94,8 @@ def _check(engine: Engine, state: Mapping[str, Any]) -> None:
             f"rank {rank}: the state was saved with recipe {state['recipe']}, this run has {engine.settings.recipe!r}"
         )
     saved, names = state["parameters"], set(state["names"])
-    if names != set(engine.places):
-        missing, extra = sorted(set(engine.places) - names), sorted(names - set(engine.places))
+    if names != set(engine.positions):
+        missing, extra = sorted(set(engine.positions) - names), sorted(names - set(engine.positions))
         raise InputError(
             f"rank {rank}: the state belongs to another model: parameters missing in it {missing[:3]}, "
             f"unknown in this model {extra[:3]}"

@@ -64,7 +64,7 @@ class Engine:
         self._whole = Pipeline(timed(everything, self.clock), comm)
         self._dense = Pipeline(timed(RECIPES["dense"](), self.clock), comm)
         self.states = [self._pipeline(group, 1.0).init(_blank(group)) for group in self.groups]
-        self.places = {
+        self.positions = {
             slot.name: (index, number)
             for index, group in enumerate(self.groups)
             for number, slot in enumerate(group.slots)

@@ -50,12 +50,12 @@ def _drifted(holders: Mapping[tuple[int, ...], list[int]], names: Sequence[str],
     (most, many), (_, runners_up) = camps[:2]
     decided = len(many) > len(runners_up)
     odd = sorted(r for _, ranks in camps[1 if decided else 0 :] for r in ranks)
-    places = [place for place in range(len(names)) if any(prints[place] != most[place] for prints, _ in camps[1:])]
-    first = names[places[0]]
+    differing = [i for i in range(len(names)) if any(prints[i] != most[i] for prints, _ in camps[1:])]
+    first = names[differing[0]]
     against = f"from {_listed(many)}" if decided else "from each other, and no state has a majority"
     return ReplicaError(
         f"rank {rank}: replicas have drifted apart: {_listed(odd)} differ{'s' if len(odd) == 1 else ''} {against}; "
-        f"parameter {first} is the first of {len(places)} that are not the same (of {len(names)}). Find out what "
+        f"parameter {first} is the first of {len(differing)} that are not the same (of {len(names)}). Find out what "
         "changes them on some ranks only, and start again from a checkpoint; check_replicas_every=0 never compares",
         ranks=tuple(odd),
         parameter=first,

@@ -34,7 +34,7 @@ class Step:
 
     def deliver(self, name: str, grad: Tensor) -> int:
         """A parameter's flat gradient, to be overwritten with the mean; the number of its group comes back."""
-        index, number = self._engine.places[name]
+        index, number = self._engine.positions[name]
         self._grads[index][number] = grad
         return index
 

@@ -82,8 +82,8 @@ def _delivered(local: SparseVector, leftover: SparseVector) -> SparseVector:
     """The entries of which less than half came back: a lossy code leaves a little over of what it delivers."""
     if leftover.nnz == 0 or local.nnz == 0:
         return local
-    places = torch.searchsorted(local.indices, leftover.indices).clamp_(max=local.nnz - 1)
-    sent = local.values[places].abs()
-    came_back = (local.indices[places] == leftover.indices) & (2 * leftover.values.abs() >= sent)
+    positions = torch.searchsorted(local.indices, leftover.indices).clamp_(max=local.nnz - 1)
+    sent = local.values[positions].abs()
+    came_back = (local.indices[positions] == leftover.indices) & (2 * leftover.values.abs() >= sent)
     entries = leftover.indices[came_back], leftover.values[came_back]
     return local.without(SparseVector.trusted(entries, local.numel))

@@ -18,11 +18,11 @@ def take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -
     if changed is None:
         _replace_(accumulated, sent, kept)
     else:
-        places, left = changed
+        positions, left = changed
         if left is None:
-            kernels(accumulated).clear_(accumulated, places)
+            kernels(accumulated).clear_(accumulated, positions)
         else:
-            kernels(accumulated).put_(accumulated, places, left)
+            kernels(accumulated).put_(accumulated, positions, left)
     nothing = SparseVector.empty(accumulated.numel(), accumulated)
     for entries in more:
         kernels(accumulated).settle_(accumulated, nothing.entries, entries)

@@ -53,7 +53,7 @@ class UpdateEngine(Engine):
     @property
     def shared(self) -> dict[str, Tensor]:
         """The shared model's parameters, flat, by name; the same on every rank, bit for bit."""
-        return {name: self._part(self._shared, name) for name in self.places}
+        return {name: self._part(self._shared, name) for name in self.positions}
 
     def residual(self, name: str) -> Tensor:
         """A parameter's residual on this rank, flat; changing it changes what is exchanged next."""
@@ -68,7 +68,7 @@ class UpdateEngine(Engine):
         """What the outer settings need besides residuals, by kind and parameter; empty for the default."""
         kinds = {"velocity": self.velocity, "moved": self._moved}
         return {
-            kind: {name: self._part(vectors, name).clone() for name in self.places}
+            kind: {name: self._part(vectors, name).clone() for name in self.positions}
             for kind, vectors in kinds.items()
             if vectors
         }
@@ -76,7 +76,7 @@ class UpdateEngine(Engine):
     def load_outer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on from what `outer_state` gave."""
         for kind, vectors in (("velocity", self.velocity), ("moved", self._moved)):
-            for name in self.places if vectors else ():
+            for name in self.positions if vectors else ():
                 self._part(vectors, name).copy_(state[kind][name])
 
     def count_local_step(self) -> None:
@@ -93,7 +93,7 @@ class UpdateEngine(Engine):
 
     def _slot(self, name: str) -> tuple[int, slice]:
         """A parameter's group, and its part of the group's vector."""
-        index, number = self.places[name]
+        index, number = self.positions[name]
         slot = self.groups[index].slots[number]
         return index, slice(slot.start, slot.stop)
 
