@@ -409,7 +409,7 @@ def what_does_not_go_with_updates_is_refused(rank: int) -> None:
         ("holds the optimizer's momentum", {"optimizer": own, "recipe": "dgc", "density": 0.1}),
         ("density must be given with recipe oktopk", {}),
         ("density must be given with recipe topka", {"optimizer": own, "recipe": "topka"}),
-        ("local_steps and outer go with the exchange of updates", {"density": 0.1, "local_steps": 4}),
+        ("local_steps and outer are for the exchange of updates", {"density": 0.1, "local_steps": 4}),
         ("local_steps must be at least 1, got 0", {"optimizer": own, "local_steps": 0}),
     ):
         with pytest.raises(gradsieve.InputError, match=pattern):
