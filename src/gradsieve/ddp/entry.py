@@ -207,9 +207,9 @@ def _check_model(model: Any) -> None:
         hook = getattr(model._comm_hooks[0][0], "__name__", "a hook")
         ours = model._comm_hooks[0][0] in (exchange_hook, update_hook)
         raise InputError(
-            "a sieve is already attached to this model, and DDP takes one hook only: use the one attach returned"
+            "a sieve is already attached to this model, and DDP takes one hook only: use the sieve it returned"
             if ours
-            else f"this model already has a communication hook ({hook}), and DDP takes one only: wrap it again to attach"
+            else f"this model already has a communication hook ({hook}), and DDP takes one: wrap it again to attach"
         )
     for name, module in model.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:

@@ -1,4 +1,4 @@
-"""What stays with this rank after a step."""
+"""Computes the new residual of a rank after a reduction."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gradsieve.vector.pieces import Pieces
 
 
 def take_off_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -> None:
-    """What was sent goes, what is left over stays or comes back."""
+    """Subtract the sent entries and add the leftover, in place."""
     kept, *others = leftover.parts
-    # What is left over may still have to be computed from what was sent, which may lie in `accumulated` itself.
+    # First, since a leftover may be computed from the sent entries, which may share the memory of `accumulated`.
     more = [other.entries for other in others if other.nnz]
     changed = kept.changed_of(sent)
     if changed is None:
@@ -38,7 +38,7 @@ def _replace_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -
 
 
 def keep_withheld_(grad: Pieces, old: Tensor, new: Tensor) -> None:
-    """What a withheld piece had before the step is what it has after."""
+    """Copy the old values of withheld pieces, which had no part in the step."""
     for start, stop, _, withheld in grad:
         if withheld:
             new[start:stop] = old[start:stop]
