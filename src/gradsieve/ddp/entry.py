@@ -87,7 +87,8 @@ def attach(
         sinks: They get the statistics of every step.
 
     Returns:
-        The handle: statistics, checkpoints, dense phases, clipping.
+        The handle: statistics, checkpoints, dense phases, clipping. If updates are exchanged, call its `exchange()`
+        after the last step of training.
 
     Raises:
         InputError: An argument is not allowed.
