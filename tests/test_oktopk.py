@@ -277,5 +277,5 @@ def test_quantiles_that_make_no_sense_are_refused(at: int, lie: Tensor) -> None:
         local = SparseVector(torch.arange(0, 1000, 20), torch.linspace(-3, 3, 50), 1000)
         reducer(local, 20, state, Lying(comm, at, lie))
 
-    with pytest.raises(MessageError, match=r"rank \d: rank \d tells"):
+    with pytest.raises(MessageError, match=r"rank \d: rank \d reports"):
         run_ranks(2, rank)

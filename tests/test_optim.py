@@ -400,11 +400,11 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
             DistributedOptimizer(sgd, model.first, density=0.1, comm=comm)
         with pytest.raises(InputError, match="parameters must be a model, or pairs"):
             DistributedOptimizer(sgd, model.parameters(), density=0.1, comm=comm)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="some names come twice"):
+        with pytest.raises(InputError, match="some names occur twice"):
             OkTopkSGD([("a", model.first.weight), ("a", model.first.bias)], 0.1, density=0.1, comm=comm)
         with pytest.raises(InputError, match="must be a torch.optim.Optimizer, got Net"):
             DistributedOptimizer(model, model, density=0.1, comm=comm)  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="LBFGS evaluates the model several times a step"):
+        with pytest.raises(InputError, match="LBFGS evaluates the model several times per step"):
             DistributedOptimizer(torch.optim.LBFGS(model.parameters()), model, density=0.1, comm=comm)
         with pytest.raises(InputError, match="holds the momentum itself.*momentum=0"):
             wrapped(model, 0.1, recipe="dgc", density=0.1, comm=comm)
@@ -419,12 +419,12 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
             DistributedOptimizer(optimizer, model, density=0.1, comm=comm)
         with pytest.raises(InputError, match="parameters cannot be added any more"):
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
-        with pytest.raises(InputError, match="does not say what is owed.*before wrapping it"):
+        with pytest.raises(InputError, match="the state has no residuals.*before wrapping it"):
             optimizer.load_state_dict(sgd.state_dict())
         state = optimizer.state_dict()
         (own,) = state["gradsieve"].values()
         state["gradsieve"] = {f"rank {1 - comm.rank} of 2": own}
-        with pytest.raises(InputError, match="or what others still owe is lost"):
+        with pytest.raises(InputError, match="or the residuals of other ranks are lost"):
             optimizer.load_state_dict(state)
         embedding = nn.Embedding(50, 40, sparse=True)
         embedding(torch.tensor([3])).sum().backward()

@@ -144,5 +144,5 @@ def test_what_is_owed_in_another_loss_scale_is_brought_to_one() -> None:
 def test_states_of_different_parameters_are_refused() -> None:
     states = saved_by(2, "topka", torch.float64)
     states["rank 1 of 2"] = {**states["rank 1 of 2"], "parameters": {}}
-    with pytest.raises(InputError, match="rank 2: old ranks 0 and 1 kept something for different parameters"):
+    with pytest.raises(InputError, match="rank 2: old ranks 0 and 1 have residuals of different parameters"):
         resharded(states, 2, 3)

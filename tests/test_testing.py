@@ -104,8 +104,8 @@ class InPlace(Residual):
 @pytest.mark.parametrize(
     ("feedback", "says"),
     [
-        (Forgetful, "minus what was delivered"),
-        (InPlace, "must leave the state before it whole"),
+        (Forgetful, "must be the accumulated minus the delivered entries"),
+        (InPlace, "must not change the state before it"),
         (NoFeedback, "must have a 'residual'"),
     ],
 )

@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_refused() -> None:
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         for pattern, options in (
             ("exchange must be 'gradients' or 'updates', got 'weights'", {"exchange": "weights"}),
-            ("go with exchange='updates'", {"density": 0.1, "local_steps": 2}),
+            ("are for exchange='updates', got exchange='gradients'", {"density": 0.1, "local_steps": 2}),
             (
                 "a scaler may skip the step of one rank only",
                 {"exchange": "updates", "scaler": torch.amp.GradScaler("cpu")},

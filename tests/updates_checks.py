@@ -403,13 +403,13 @@ def what_does_not_go_with_updates_is_refused(rank: int) -> None:
     own = torch.optim.SGD(model.parameters(), lr=0.1)
     for pattern, options in (
         ("has none of the model's parameters", {"optimizer": other}),
-        ("LBFGS evaluates the model several times a step", {"optimizer": torch.optim.LBFGS(model.parameters())}),
+        ("LBFGS evaluates the model several times per step", {"optimizer": torch.optim.LBFGS(model.parameters())}),
         ("must be a torch.optim.Optimizer, got str", {"optimizer": "adam"}),
         ("local_clip_norm clips gradients", {"optimizer": own, "local_clip_norm": 1.0}),
         ("holds the optimizer's momentum", {"optimizer": own, "recipe": "dgc", "density": 0.1}),
         ("density must be given with recipe oktopk", {}),
         ("density must be given with recipe topka", {"optimizer": own, "recipe": "topka"}),
-        ("local_steps and outer go with the exchange of updates", {"density": 0.1, "local_steps": 4}),
+        ("local_steps and outer are for the exchange of updates", {"density": 0.1, "local_steps": 4}),
         ("local_steps must be at least 1, got 0", {"optimizer": own, "local_steps": 0}),
     ):
         with pytest.raises(gradsieve.InputError, match=pattern):

@@ -57,36 +57,43 @@ if TYPE_CHECKING:
     from gradsieve.vector import SparseVector as SparseVector
     from gradsieve.wire import Codec as Codec
 
-_HOMES = {
-    "comm": "Comm CountingComm LocalComm TorchComm",
+# `__all__` and `dir` show what most users need. The rest is documented with its module and can be imported from here,
+# too. Both tables map a module to its names.
+_TOP = {
     "ddp": "attach",
-    "errors": "ExchangeError GradsieveError InputError MessageError MismatchError PeerLostError ReplicaError "
-    "UnknownNameError",
+    "engine.rules": "Rules",
+    "engine.schedules": "Constant Exponential Steps",
+    "errors": "GradsieveError",
     "functional": "sparse_allreduce",
     "optim": "Adam AdamW DistributedOptimizer GTopkSGD GaussianKSGD LazyAdam OkTopkSGD SGD",
     "recipes": "RECIPES Recipe recipe",
-    "reducers": "REDUCERS Reduced Reducer",
-    "engine.rules": "Rules",
-    "engine.schedules": "Constant Exponential Schedule Steps",
-    "selectors": "SELECTORS Selector",
     "sieve": "Sieve",
-    "stats": "JsonLines Seconds Sink Stats StepStats TensorBoard",
+    "stats": "JsonLines Stats TensorBoard",
     "updates": "DILOCO Outer SPARSELOCO",
+}
+_REST = {
+    "comm": "Comm CountingComm LocalComm TorchComm",
+    "engine.schedules": "Schedule",
+    "errors": "ExchangeError InputError MessageError MismatchError PeerLostError ReplicaError UnknownNameError",
+    "reducers": "REDUCERS Reduced Reducer",
+    "selectors": "SELECTORS Selector",
+    "stats": "Seconds Sink StepStats",
     "vector": "SparseVector",
     "wire": "Codec",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_TOP_NAMES = [name for names in _TOP.values() for name in names.split()]
+_HOME_OF = {name: home for table in (_TOP, _REST) for home, names in table.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return ["__version__", *_HOME_OF]
+        return ["__version__", *_TOP_NAMES]
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value  # so that this function is asked once only
+    globals()[name] = value  # so that this function is called once per name
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF})
+    return sorted(["__version__", *_TOP_NAMES])

@@ -1,4 +1,4 @@
-"""The one-call form, for people who write their own training loop."""
+"""The one-call form, for users who write their own training loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gradsieve.vector.pieces import Pieces
 
 
 class Averaged(NamedTuple):
-    """What `sparse_allreduce` gives back."""
+    """The result of `sparse_allreduce`."""
 
-    mean: Tensor
-    state: PipelineState
+    mean: Tensor  # over all ranks, dense
+    state: PipelineState  # for the next call
 
 
 def sparse_allreduce(
@@ -32,13 +32,39 @@ def sparse_allreduce(
     state: PipelineState | None = None,
     out: Tensor | None = None,
 ) -> Averaged:
-    """Average a gradient over all ranks, sending only about `density` of its entries.
+    """Average a tensor over all ranks, sending only about `density` of its entries.
 
-    What is not sent now is kept in the state and sent later: pass the state that comes back to the next call, one for
-    each tensor. All ranks call it together, with the same recipe and density.
+    Undelivered entries are kept in the returned state and added to the next tensor. All ranks call it together, with
+    the same recipe and density.
 
-    The mean is a new dense tensor, or `out`, which may be `tensor` itself: then its values are gone also if this fails.
-    `comm` is a `Comm`, a process group, or None for the default group.
+    Args:
+        tensor: This rank's gradient: 1-D, contiguous, floating point.
+        recipe: What to send and how to sum it, by name or as a `Recipe`.
+        density: Fraction of the entries to send, in (0, 1].
+        comm: The ranks: a `Comm`, a process group, or None for the default process group.
+        state: The state that the previous call returned for this tensor; None at the first call.
+        out: Where the mean is written; a new tensor if None. It may be `tensor` itself, whose values are then lost
+            even if the call fails.
+
+    Returns:
+        The dense mean, and the state for the next call.
+
+    Raises:
+        InputError: An argument is not allowed, or the state belongs to another tensor.
+        MismatchError: The ranks gave tensors of different length or different densities.
+        PeerLostError: A peer died or did not answer.
+
+    Example:
+        >>> import torch
+        >>> from gradsieve import sparse_allreduce
+        >>> from gradsieve.testing import run_ranks
+        >>> def train_step(comm):
+        ...     grad = torch.zeros(1000)
+        ...     grad[comm.rank] = 3.0
+        ...     mean, state = sparse_allreduce(grad, density=0.01, comm=comm)
+        ...     return mean[:3].tolist()
+        >>> run_ranks(2, train_step)
+        [[1.5, 1.5, 0.0], [1.5, 1.5, 0.0]]
     """
     network = as_comm(comm)
     chosen = recipe if isinstance(recipe, Recipe) else named_recipe(recipe)
@@ -55,7 +81,7 @@ def sparse_allreduce(
 
 
 def as_comm(comm: Comm | dist.ProcessGroup | None) -> Comm:
-    """Whatever names a group of ranks, as a comm."""
+    """Return a `Comm` for a process group, or for the default group if None."""
     return comm if isinstance(comm, Comm) else TorchComm(comm)
 
 

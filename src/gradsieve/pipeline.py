@@ -1,4 +1,4 @@
-"""The data path: accumulate, select, reduce, settle, write back. The whole product is this path."""
+"""The data path of one exchange: accumulate, select, reduce, write back, settle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradsieve.vector.pieces import Pieces
 
 
 class State(Protocol):
-    """A named tuple: printable, comparable, saved field by field."""
+    """The state of one part: a named tuple, printable, comparable, saved field by field."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
@@ -21,7 +21,7 @@ class State(Protocol):
 
 
 class PipelineState(NamedTuple):
-    """What one group of gradients remembers between steps."""
+    """The state of one group between steps."""
 
     feedback: State
     selector: State
@@ -29,33 +29,33 @@ class PipelineState(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """What became of one step of one group."""
+    """The outcome of one exchange of one group."""
 
-    state: PipelineState  # to go on from, if the step counts
-    finite: bool  # whether everything delivered is finite; the same on every rank
-    num_local: int  # entries this rank picked
+    state: PipelineState  # the new state, to be used if the step counts
+    finite: bool  # whether all delivered entries are finite; the same on every rank
+    num_local: int  # entries that this rank selected
     num_total: int  # entries that were delivered
 
 
 class Pipeline:
-    """One recipe at work on one flat group of gradients, on one rank of a comm."""
+    """Exchanges flat vectors by one recipe, on one rank of a comm."""
 
     def __init__(self, recipe: Recipe, comm: Comm) -> None:
         self.recipe = recipe
         self.comm = comm
 
     def init(self, grad: Pieces) -> PipelineState:
-        """The state before the first step, for gradients like this one; all ranks call it together."""
+        """Return the state before the first step, for gradients like `grad`. All ranks call it together."""
         recipe, numel = self.recipe, grad.numel
         return PipelineState(
             recipe.feedback.init(grad), recipe.selector.init(numel), recipe.reducer.init(numel, self.comm)
         )
 
     def exchange(self, grad: Pieces, k: int, state: PipelineState, out: Pieces) -> Exchanged:
-        """Write the mean over all ranks of what was delivered to `out`, which may be `grad` itself.
+        """Write the mean of the delivered entries over all ranks to `out`, which may be `grad` itself.
 
-        The state that went in stays whole until the one that comes out is used for another step: so a caller may
-        decide later, for several groups together, whether this step has been.
+        `state` stays valid until the returned state is used for another step. So a caller can decide later, for
+        several groups together, whether the step counts.
         """
         feedback, select, reduce = self.recipe.feedback, self.recipe.selector, self.recipe.reducer
         accumulated = feedback.accumulate(grad, out, state.feedback, select.floor(state.selector), k)
@@ -67,10 +67,10 @@ class Pipeline:
         return Exchanged(PipelineState(settled, selector_state, reducer_state), finite, local.nnz, total.nnz)
 
     def step(self, grad: Tensor, k: int, state: PipelineState, out: Tensor) -> PipelineState:
-        """One step of a vector that stands alone.
+        """Exchange one vector by itself and return its next state.
 
-        If anything that was delivered is not finite, it is so on every rank: `out` is too, and the state that comes
-        back is the one that went in, as if the step had not been.
+        If a delivered entry is not finite, every rank sees that: `out` is not finite either, and `state` is returned
+        unchanged.
         """
         pieces = Pieces([grad])
         exchanged = self.exchange(pieces, k, state, pieces if out is grad else Pieces([out]))
@@ -78,7 +78,7 @@ class Pipeline:
 
 
 def entries_to_keep(numel: int, density: float, comm: Comm) -> int:
-    """k for a density: at least one."""
+    """Return k for a density, at least one."""
     if not 0 < density <= 1:
         raise InputError(f"rank {comm.rank}: density must be in (0, 1], got {density}")
     return max(1, round(numel * density))

@@ -1,4 +1,4 @@
-"""Named combinations: a selector, a reducer and a form of error feedback that belong together."""
+"""Recipes: a selector, a reducer and a form of error feedback that belong together, by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,20 @@ from gradsieve.wire import Codec
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to send, how to sum it, what to do with the rest."""
+    """What to send, how to sum it over all ranks, and what to do with undelivered entries.
+
+    Args:
+        selector: Selects the entries that this rank sends.
+        reducer: Sums the selected entries of all ranks.
+        feedback: Keeps undelivered entries for later steps.
+
+    Example:
+        >>> from gradsieve import Recipe
+        >>> from gradsieve.reducers.topka import TopkA
+        >>> from gradsieve.selectors.exact import Exact
+        >>> Recipe(Exact(), TopkA()).feedback
+        Residual()
+    """
 
     selector: Selector[Any]
     reducer: Reducer[Any]
@@ -36,13 +49,12 @@ class Recipe:
 
 
 class NamedRecipe(NamedTuple):
-    """A row of the table: a recipe and what it does. Called, it gives the recipe with its default settings."""
+    """One row of `RECIPES`: a recipe and its description. Calling the row returns the recipe."""
 
     description: str
     made: Recipe
 
     def __call__(self) -> Recipe:
-        """The recipe."""
         return self.made
 
 
@@ -96,18 +108,33 @@ RECIPES: Registry[NamedRecipe] = Registry(
         ),
     },
 )
-"""All recipes by name. A new one is a row here."""
+"""All recipes by name: `RECIPES["oktopk"]()` is a recipe with its default settings. A new recipe is one row here."""
 
 OWN = "own"  # the recipe's own code
-TORCH_NAMES = {"bfloat16": "bf16", "float16": "fp16"}  # of value codes
+TORCH_NAMES = {"bfloat16": "bf16", "float16": "fp16"}  # torch's names of value codes
 
 
 def recipe(name: str, *, values: str = OWN, indices: str = OWN) -> Recipe:
-    """The named recipe with its default settings, and with other codes for what it sends.
+    """Return a named recipe with its default settings, or with other codes for values and indices.
 
-    `values` is one of exact, plain, float32, bf16, fp16, int8, int4, sign, bit, twobit: the sender keeps the rounding
-    error. `indices` is one of auto, plain, blocks, gaps, bitmap. With `own` a recipe has its own: all are exact and
-    auto, except that onebit sends values as bit and sparseloco as twobit.
+    Args:
+        name: A name in `RECIPES`.
+        values: How values are sent: exact, plain, float32, bf16, fp16, int8, int4, sign, bit or twobit. The sender
+            keeps the rounding error. `own` is the recipe's code: bit for onebit, twobit for sparseloco, exact for all
+            others.
+        indices: How indices are sent: auto, plain, blocks, gaps or bitmap. `own` is auto for every recipe.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        UnknownNameError: There is no such recipe or code.
+        InputError: Another code was given for recipe "dense", which is sent by the backend's all_reduce.
+
+    Example:
+        >>> import gradsieve
+        >>> gradsieve.recipe("oktopk", values="bf16").reducer.codec.values
+        'bf16'
     """
     made = RECIPES[name]()
     own = made.reducer.codec

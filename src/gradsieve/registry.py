@@ -1,4 +1,4 @@
-"""Names to classes: the one place command line, benchmarks, docs and tests get their choices from."""
+"""Registries map names to classes. Command line, benchmarks, docs and tests take their choices from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradsieve.errors import UnknownNameError
 
 T = TypeVar("T")
 
-SHOWN_NAMES = 24  # of a registry, in an error: more would bury the sentence
+SHOWN_NAMES = 24  # names listed in an error message; more would bury the sentence
 
 
 class Registry(Mapping[str, T]):

@@ -1,4 +1,4 @@
-"""The handle a user holds: what is going on, saving and loading, dense for a while, the end."""
+"""The handle that `attach` returns: statistics, checkpoints, dense phases, clipping and the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,31 @@ T = TypeVar("T")
 
 
 class Sieve:
-    """One model's exchange on one rank. Call its methods between steps, and alike on all ranks."""
+    """The exchange of one model on one rank.
+
+    `gradsieve.attach` and the optimizers of `gradsieve` make it. Call its methods between steps, and the same ones on
+    all ranks.
+
+    Args:
+        engine: The groups of parameters and their states.
+        worker: The thread that exchanges; None if the calling thread does.
+        group: The process group that `close` destroys; None if there is none.
+        sinks: They get the statistics of every step.
+        parameters: The exchanged parameters.
+
+    Raises:
+        InputError: A sink cannot be opened.
+
+    Example:
+        >>> import gradsieve
+        >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+        >>> model(inputs).sum().backward()
+        >>> optimizer.step()
+        >>> sieve.exchange()
+        >>> sieve.stats.steps
+        1
+        >>> sieve.close()
+    """
 
     def __init__(
         self,
@@ -36,11 +60,11 @@ class Sieve:
         parameters: Iterable[Tensor] = (),
     ) -> None:
         self.engine = engine
-        self.parameters = tuple(parameters)  # that are exchanged
-        self.worker = worker  # that exchanges; None: whoever calls does
+        self.parameters = tuple(parameters)
+        self.worker = worker
         self._group = group
         self._sinks = Sinks(engine.comm.rank)
-        # At exit the thread must be gone before the interpreter is.
+        # At exit the worker must end before the interpreter does.
         self._finalizer = weakref.finalize(self, _close, worker, self._sinks)
         try:
             for sink in sinks:
@@ -51,41 +75,98 @@ class Sieve:
 
     @property
     def stats(self) -> Stats:
-        """Totals of this rank so far."""
+        """The totals of this rank since it was attached."""
         return self.engine.stats
 
     def add_sink(self, sink: Sink) -> None:
-        """Have the figures of every step from now on written there, by rank 0 unless the sink says otherwise."""
+        """Write the statistics of every step from now on to a sink.
+
+        Rank 0 writes, or every rank if the sink says so (`Sink.every_rank`).
+
+        Args:
+            sink: Where the statistics go.
+
+        Raises:
+            InputError: The sink cannot be opened.
+
+        Example:
+            >>> import gradsieve
+            >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+            >>> sieve.add_sink(gradsieve.JsonLines("steps.jsonl"))
+        """
         self._in_turn(lambda: self._sinks.add(sink))
 
     def flush(self) -> None:
-        """Wait until all steps so far have been written to the sinks."""
+        """Wait until all steps so far have been written to the sinks.
+
+        Example:
+            >>> import gradsieve
+            >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+            >>> sieve.flush()
+        """
         self._in_turn(lambda: None)
 
     def report(self) -> None:
-        """Write the last step to the sinks; on the thread that exchanged it."""
+        """Write the last step to the sinks. Called after every step by the thread that exchanged it."""
         self._sinks.write(self.stats)
 
     def state_dict(self) -> dict[str, Any]:
-        """All this rank must know to go on exactly as it would have. Every rank saves its own.
+        """Return everything that this rank needs to continue bit for bit. Each rank saves its own state.
 
-        It lies under a key of its own ("rank 2 of 4"), so that a sieve may be given to `torch.distributed.checkpoint`
-        as it is, and all ranks' states together are one dict.
+        The state is under a key of its own, such as "rank 2 of 4". So a sieve can be given to
+        `torch.distributed.checkpoint` as it is, and the states of all ranks together are one dict.
+
+        Returns:
+            Plain containers and tensors, for `torch.save`.
+
+        Example:
+            >>> import gradsieve
+            >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+            >>> list(sieve.state_dict())
+            ['rank 0 of 1']
         """
         return checkpoint.packed(self.engine)
 
     def load_state_dict(self, states: Mapping[str, Any], *, keep: Keep = "sum") -> None:
-        """Go on from what `state_dict` gave on this rank, or on all ranks of a run of another size.
+        """Continue from the state that this rank saved, or from the states of all ranks of a run of another size.
 
-        For another size, `states` holds what all its ranks saved, and every rank is given it. `keep="sum"` preserves
-        the sum over ranks of all residuals; `keep="mean"` their effect on the parameters (see `checkpoint/reshard.py`).
+        Args:
+            states: This rank's `state_dict()`. After a change of the number of ranks: the states of all old ranks in
+                one dict, the same on every rank.
+            keep: What a change of the number of ranks preserves: "sum" is the sum of all residuals, "mean" is their
+                effect on the parameters (see `gradsieve.checkpoint.reshard`).
+
+        Raises:
+            InputError: The state is incomplete, or belongs to another model or recipe. Nothing has been changed.
+
+        Example:
+            >>> import gradsieve
+            >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+            >>> sieve.load_state_dict(sieve.state_dict())
         """
         checkpoint.unpack_into(self.engine, states, keep)
 
     def dense(self, steps: int | None = None) -> _DenseWhile:
-        """Send everything, what is owed included, for a number of steps or until `sparse()`.
+        """Send all entries, including the residual, for a number of steps or until `sparse()`.
 
-        As a context, until its end: `with sieve.dense(): ...`.
+        Args:
+            steps: The number of steps; None is until `sparse()` is called.
+
+        Returns:
+            A context manager, which may be ignored. As a context, the dense phase ends with it.
+
+        Raises:
+            InputError: `steps` is negative.
+
+        Example:
+            >>> import gradsieve
+            >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+            >>> with sieve.dense():
+            ...     model(inputs).sum().backward()
+            ...     optimizer.step()
+            ...     sieve.exchange()
+            >>> sieve.stats.dense_steps
+            1
         """
         if steps is not None and steps < 0:
             raise InputError(f"rank {self.engine.comm.rank}: steps must not be negative, got {steps}")
@@ -94,14 +175,21 @@ class Sieve:
         return _DenseWhile(self.engine, before)
 
     def sparse(self) -> None:
-        """Send only what the schedule says, from the next step on."""
+        """End a dense phase: from the next step on, the schedule gives the density again.
+
+        Example:
+            >>> import gradsieve
+            >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+            >>> _ = sieve.dense()
+            >>> sieve.sparse()
+        """
         self.engine.go_dense(0.0)
 
     def adapt(self, optimizer: T) -> T:
         """Turn the optimizer whose updates are exchanged into its sieve-aware form, in place.
 
         `torch.optim.AdamW`, `Adam` and `SGD` become `gradsieve.AdamW`, `Adam` and `SGD`. Their state, parameter groups,
-        hooks and schedulers are kept. `attach` does it by itself, except with `adapt=False`. Calling it again changes
+        hooks and schedulers are kept. `attach` calls this itself, except with `adapt=False`. A second call changes
         nothing. An optimizer without such a form is left as it is, with a warning.
 
         Args:
@@ -114,20 +202,23 @@ class Sieve:
             InputError: The sieve exchanges gradients, or the updates of another optimizer.
 
         Example:
+            >>> import gradsieve
             >>> sieve = gradsieve.attach(model, optimizer=optimizer, adapt=False)
-            >>> optimizer = sieve.adapt(optimizer)
+            >>> isinstance(sieve.adapt(optimizer), gradsieve.AdamW)
+            True
         """
         raise InputError(
-            f"rank {self.engine.comm.rank}: this sieve exchanges gradients, and an optimizer is adapted only where its "
-            "updates are exchanged: give it to gradsieve.attach(model, optimizer=optimizer)"
+            f"rank {self.engine.comm.rank}: this sieve exchanges gradients, and an optimizer is adapted only if its "
+            "updates are exchanged: use gradsieve.attach(model, optimizer=optimizer)"
         )
 
     @property
     def clip_factor(self) -> float:
-        """What a limit for the mean gradient is multiplied by to clip the gradients that the optimizer sees.
+        """The factor from a clipping limit for the mean gradient to one for the gradient that the optimizer sees.
 
-        1 if gradients are exchanged. The root of the number of ranks if updates are: each rank then sees its own
-        gradient, which is mostly noise, and longer than the mean by about that factor.
+        It is 1 if gradients are exchanged. If updates are exchanged it is the square root of the number of ranks: each
+        optimizer then sees its own rank's gradient, which is mostly noise and longer than the mean by about that
+        factor.
         """
         return 1.0
 
@@ -138,39 +229,50 @@ class Sieve:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """Clip the gradients that the optimizer sees, at a limit for the mean over all ranks.
+        """Clip the gradients that the optimizer sees, given the limit that dense training would use.
 
-        `torch.nn.utils.clip_grad_norm_` of all exchanged parameters, with `max_norm` times `clip_factor`. If updates
-        are exchanged, each rank clips its own gradient by itself. Nothing is sent. With a `GradScaler`, call
-        `scaler.unscale_(optimizer)` first, as for torch's.
+        This is `torch.nn.utils.clip_grad_norm_` of all exchanged parameters at `max_norm` times `clip_factor`. If
+        updates are exchanged, each rank clips its own gradient. Nothing is sent. With a `GradScaler`, call
+        `scaler.unscale_(optimizer)` first, as for torch's function.
 
         Args:
-            max_norm: The limit that dense training would use.
+            max_norm: The limit for the norm of the mean gradient.
             norm_type: The order of the norm.
-            error_if_nonfinite: Whether to raise if the norm is not finite; else the gradients become NaN or zero.
-            foreach: Whether torch takes its foreach implementation; its own choice if None.
+            error_if_nonfinite: Whether to raise if the norm is not finite; otherwise the gradients become NaN or zero.
+            foreach: Whether torch uses its foreach implementation; None lets torch choose.
 
         Returns:
             The norm before clipping.
 
+        Raises:
+            RuntimeError: The norm is not finite, and `error_if_nonfinite` is set.
+
         Example:
-            >>> loss.backward()
-            >>> sieve.clip_grad_norm_(1.0)
+            >>> import gradsieve
+            >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+            >>> model(inputs).sum().backward()
+            >>> norm = sieve.clip_grad_norm_(1.0)
             >>> optimizer.step()
         """
         limit = max_norm * self.clip_factor
         return torch.nn.utils.clip_grad_norm_(self.parameters, limit, norm_type, error_if_nonfinite, foreach)
 
     def close(self) -> None:
-        """End the thread and the process group. The model cannot run another backward pass after that."""
+        """End the worker, the sinks and the process group. The model cannot be trained any further.
+
+        Example:
+            >>> import gradsieve
+            >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+            >>> sieve.close()
+        """
         self._finalizer()
         if self._group is not None and dist.is_initialized():
-            with contextlib.suppress(ValueError, AssertionError):  # it went with the default group
+            with contextlib.suppress(ValueError, AssertionError):  # destroyed with the default group
                 dist.destroy_process_group(self._group)
         self._group = None
 
     def _in_turn(self, job: Callable[[], None]) -> None:
-        """After all that the worker has to do."""
+        """Run a job after all jobs that the worker has."""
         if self.worker is None:
             job()
         else:
@@ -204,7 +306,7 @@ def _close(worker: Worker | None, sinks: Sinks) -> None:
 
 
 class _DenseWhile:
-    """What `Sieve.dense` gives back: nothing to most, a context to some."""
+    """The optional context of `Sieve.dense`, which restores the former number of dense steps."""
 
     def __init__(self, engine: Engine, before: float) -> None:
         self._engine = engine

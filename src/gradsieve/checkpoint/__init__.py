@@ -1,4 +1,4 @@
-"""What a run must know to go on exactly as it would have: saved, loaded, and given to another number of ranks."""
+"""Checkpoints: saving and loading the state of a run, also with another number of ranks."""
 
 from gradsieve.checkpoint.dcp import read_states
 from gradsieve.checkpoint.reshard import Keep, key_of

@@ -1,7 +1,7 @@
-"""All ranks' states out of a folder that `torch.distributed.checkpoint` wrote, for a run of another size.
+"""Reads the states of all ranks from a folder of `torch.distributed.checkpoint`, for a run of another size.
 
-A run of the same size needs none of this: a sieve can be given to `dcp.save` and `dcp.load` as it is, since its state
-has the rank in its keys. Loading asks for the keys of the ranks there are now; those of other ranks are read here.
+A run of the same size does not need this: a sieve can be given to `dcp.save` and `dcp.load` as it is, since its state
+has the rank in its keys. `dcp.load` reads the keys of the present ranks only. Those of all former ranks are read here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,24 @@ import torch
 
 from gradsieve.errors import InputError
 
-PLACE = re.compile(r"rank \d+ of \d+")
+RANK_KEY = re.compile(r"rank \d+ of \d+")
 
 
 def read_states(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What all ranks' sieves saved to a folder, to be given to `Sieve.load_state_dict`. No rank waits for another."""
-    # Costs a second, and most runs never come here.
+    """Return the states of all ranks that were saved to a folder, for `Sieve.load_state_dict`.
+
+    Ranks call it independently.
+
+    Args:
+        folder: A folder that `torch.distributed.checkpoint` has written.
+
+    Returns:
+        The states by rank, such as "rank 0 of 4".
+
+    Raises:
+        InputError: The folder has no state of a sieve.
+    """
+    # Imported here: it takes a second, and most runs never need it.
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -28,7 +40,7 @@ def read_states(folder: str | os.PathLike[str]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     paths: dict[str, tuple[Any, ...]] = {}
     for name, path in (metadata.planner_data or {}).items():
-        depth = next((d for d, key in enumerate(path) if PLACE.fullmatch(str(key))), None)
+        depth = next((d for d, key in enumerate(path) if RANK_KEY.fullmatch(str(key))), None)
         if depth is not None and name in metadata.state_dict_metadata:
             stored = metadata.state_dict_metadata[name]
             flat[name] = None
@@ -40,11 +52,11 @@ def read_states(folder: str | os.PathLike[str]) -> dict[str, Any]:
     load(flat, storage_reader=FileSystemReader(folder), no_dist=True)
     states: dict[str, Any] = {}
     for name, path in paths.items():
-        _place(states, path, flat[name])
+        _put(states, path, flat[name])
     return states
 
 
-def _place(states: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+def _put(states: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
     inner = states
     for key in path[:-1]:
         inner = inner.setdefault(key, {})

@@ -1,10 +1,10 @@
-"""What an engine remembers as plain containers and back: tensors, numbers, texts, tuples, lists and dicts only.
+"""Converts the state of an engine to plain containers and back: tensors, numbers, texts, tuples, lists and dicts.
 
-So `torch.save` writes it and `torch.load(weights_only=True)` reads it. What belongs to an entry of the gradient
-(residual, velocity) is kept by parameter name; what belongs to a group (thresholds, regions) by the group's names.
+So `torch.save` writes it and `torch.load(weights_only=True)` reads it. Vectors with one value per entry of the gradient
+(residual, velocity) are saved by parameter name. The states of a group (thresholds, regions) are saved by its names.
 
-A rank's state lies under a key of its own, "rank 2 of 4": `torch.distributed.checkpoint` keeps one copy of what has the
-same name on all ranks, and the ranks' files together are one dict of all that was owed.
+A rank's state has a key of its own, such as "rank 2 of 4". `torch.distributed.checkpoint` keeps one copy of values with
+the same key on all ranks. The states of all ranks together are one dict with all residuals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT = 1
 
 
 def packed(engine: Engine) -> dict[str, Any]:
-    """A copy of all an engine must know to go on exactly as it would have, under this rank's key."""
+    """Return a copy of everything that an engine needs to continue bit for bit, under this rank's key."""
     return {key_of(engine.comm.rank, engine.comm.size): _own(engine)}
 
 
@@ -49,16 +49,16 @@ def _own(engine: Engine) -> dict[str, Any]:
         "steps_done": engine.steps_done,
         "loss_scale": engine.loss_scale,
         "dense_steps_left": engine.dense_steps_left,
-        "names": tuple(engine.places),
-        "parameters": parameters,  # those that something is kept for
-        "groups": tuple(groups),  # a tuple is one thing to `torch.distributed.checkpoint`, which drops empty dicts
+        "names": tuple(engine.positions),
+        "parameters": parameters,  # only those with a residual
+        "groups": tuple(groups),  # `torch.distributed.checkpoint` saves a tuple as a whole; it drops empty dicts
     }
 
 
 def unpack_into(engine: Engine, states: Mapping[str, Any], keep: Keep = "sum") -> None:
-    """Go on from saved states: this rank's own, or those of all ranks of a run of another size.
+    """Continue from saved states: this rank's own, or those of all ranks of a run of another size.
 
-    Nothing is changed unless all of it fits.
+    Nothing is changed unless the whole state fits.
     """
     own = states.get(key_of(engine.comm.rank, engine.comm.size))
     state = resharded(states, engine.comm.rank, engine.comm.size, keep) if own is None else own
@@ -68,9 +68,9 @@ def unpack_into(engine: Engine, states: Mapping[str, Any], keep: Keep = "sum") -
     for index, group in enumerate(engine.groups):
         for kind, vector in engine.vectors(index).items():
             for slot in group.slots:
-                # Nothing is owed to a parameter that was kept dense.
+                # A parameter that was sent whole has no residual.
                 vector[slot.start : slot.stop] = state["parameters"].get(slot.name, {}).get(kind, 0.0)
-        # Thresholds and regions of groups that were cut otherwise do not fit: the next steps find new ones.
+        # Thresholds and regions of other groups do not fit: the next steps find new ones.
         saved = saved_groups.get(group.names)
         fresh = engine.fresh_state(index)
         if saved is not None:
@@ -94,8 +94,8 @@ def _check(engine: Engine, state: Mapping[str, Any]) -> None:
             f"rank {rank}: the state was saved with recipe {state['recipe']}, this run has {engine.settings.recipe!r}"
         )
     saved, names = state["parameters"], set(state["names"])
-    if names != set(engine.places):
-        missing, extra = sorted(set(engine.places) - names), sorted(names - set(engine.places))
+    if names != set(engine.positions):
+        missing, extra = sorted(set(engine.positions) - names), sorted(names - set(engine.positions))
         raise InputError(
             f"rank {rank}: the state belongs to another model: parameters missing in it {missing[:3]}, "
             f"unknown in this model {extra[:3]}"
@@ -107,15 +107,15 @@ def _check(engine: Engine, state: Mapping[str, Any]) -> None:
 
 
 def _parts(recipe: str) -> str:
-    """A recipe's text without the name of its class, which each recipe had once."""
+    """Return a recipe's text without the name of its class: earlier versions had a class per recipe."""
     return recipe.partition("(")[2]
 
 
 def _check_vectors(rank: int, slot: Slot, saved: Mapping[str, Tensor], kinds: Collection[str]) -> None:
     if saved and not kinds:
         raise InputError(
-            f"rank {rank}: parameter {slot.name} is kept dense in this run, but the state says it is still owed "
-            "something: load it with the rules it was saved with"
+            f"rank {rank}: parameter {slot.name} is kept dense in this run, but the state has a residual of it: "
+            "load it with the rules that it was saved with"
         )
     numel = slot.stop - slot.start
     for kind, vector in saved.items():

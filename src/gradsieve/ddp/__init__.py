@@ -1,4 +1,4 @@
-"""The way in for `DistributedDataParallel`: one call registers the hook."""
+"""The entry point for `DistributedDataParallel`: one call registers the hook."""
 
 from gradsieve.ddp.entry import attach
 

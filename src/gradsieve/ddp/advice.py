@@ -1,4 +1,4 @@
-"""Adam on sparsely exchanged gradients loses much of what dense training learns: said once, with the remedy."""
+"""Warns once if Adam steps on sparsely exchanged gradients: it then learns much less than in dense training."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def _nothing() -> None:
 
 
 class Advice:
-    """Looks at every optimizer's steps until one moves a parameter whose gradient is exchanged sparsely."""
+    """Watches the steps of all optimizers until one moves a parameter whose gradient is exchanged sparsely."""
 
     def __init__(self, sparse: Iterable[Tensor]) -> None:
         self._sparse = {id(parameter): weakref.ref(parameter) for parameter in sparse}  # by identity: == is elementwise
         self._handle = register_optimizer_step_pre_hook(self._look)
 
     def close(self) -> None:
-        """Look no more. Not to be called from the hook itself: torch iterates over hooks while it calls them."""
+        """Stop watching. Not to be called from the hook itself: torch iterates over hooks while it calls them."""
         self._handle.remove()
 
     def _look(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -41,7 +41,8 @@ class Advice:
         if isinstance(optimizer, LOSING):
             warnings.warn(
                 f"{type(optimizer).__name__} steps on sparsely exchanged gradients and loses much of what "
-                "dense training learns: exchange its updates instead, gradsieve.attach(model, optimizer=optimizer)",
+                "dense training learns: exchange its updates instead, with gradsieve.attach(model, "
+                "optimizer=optimizer)",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -1,4 +1,4 @@
-"""`attach`: checks, groups, a process group and a thread of our own, a handshake, and the hook is in."""
+"""`attach`: checks the model, cuts groups, makes a process group and a worker, compares settings, adds the hook."""
 
 from __future__ import annotations
 
@@ -57,38 +57,58 @@ def attach(
     timeout_seconds: float | None = None,
     sinks: Sequence[Sink] = (),
 ) -> Sieve:
-    """Have a DDP model's gradients, or its optimizer's updates, exchanged sparsely from its next backward pass on.
+    """Exchange the gradients of a DDP model, or its optimizer's updates, sparsely from the next backward pass on.
 
-    All ranks call it together. With `optimizer`, every rank steps on its own gradient and the ranks exchange what the
-    optimizer did (see `gradsieve.updates`): this is what Adam needs. A torch AdamW, Adam or SGD is turned into
-    gradsieve's own in place (see `Sieve.adapt`). Without it, gradients are exchanged before the optimizer sees them.
+    All ranks call it together. With `optimizer`, each rank steps on its own gradient, and the ranks exchange the
+    optimizer's updates (see `gradsieve.updates`). This is what Adam needs. A torch AdamW, Adam or SGD becomes its
+    counterpart in `gradsieve`, in place (see `Sieve.adapt`). Without `optimizer`, gradients are exchanged before the
+    optimizer sees them.
 
     Args:
-        model: The wrapped model.
-        recipe: What to send and how to sum it; `"onebit"` for updates and `"oktopk"` for gradients if not given.
-            With `"onebit"`, updates of Adam have one step size per message, those of other optimizers one per 1,024
-            entries.
-        density: Fraction of entries to send per step, or a schedule of it. Updates have a default, 0.5.
-        optimizer: The optimizer that trains this model; given, updates are exchanged.
-        local_steps: Optimizer steps from exchange to exchange; 1 if not given. Updates only.
-        outer: How the shared model follows the delivered mean (DiLoCo, SparseLoCo); plainly if not given. Updates only.
-        adapt: Whether `sieve.adapt(optimizer)` is done at once. Updates only.
-        rules: Which parameters are exchanged whole. If not given: biases, norms and small tensors, and none with the
+        model: The model, wrapped in `DistributedDataParallel`.
+        recipe: What to send and how to sum it, by name or as a `Recipe`. None is "onebit" for updates and "oktopk" for
+            gradients. With "onebit", Adam's updates have one step size per message, those of other optimizers one per
+            1,024 entries.
+        density: Fraction of the entries to send per step, or a schedule of it. The default for updates is 0.5.
+            Gradients have no default.
+        optimizer: The optimizer that trains this model. If given, its updates are exchanged.
+        local_steps: Optimizer steps per exchange; None is 1. More sends less. Updates only.
+        outer: How the shared model follows the delivered mean (DiLoCo, SparseLoCo); None moves it by that mean.
+            Updates only.
+        adapt: Whether to call `sieve.adapt(optimizer)` at once. Updates only.
+        rules: Which parameters are sent whole. None is biases, norms and small tensors, and no parameter with the
             default recipe for Adam's updates.
-        group_mb: The most that is selected from and sent as one. None is the whole model, as in the papers, and leaves
-            nothing to overlap with backward.
+        group_mb: The largest group in MB. Entries are selected from one group at a time. None is one group for the
+            whole model, as in the papers: nothing then overlaps with backward.
         scaler: The `GradScaler` in use, if any. Updates do not need it.
-        local_clip_norm: Clips each rank's gradient before it is added to the residual, as DGC does. Gradients only.
+        local_clip_norm: Clip each rank's gradient to this norm before it is added to the residual, as in DGC.
+            Gradients only.
         check_replicas_every: Steps between comparisons of all ranks' parameters; 0 is never.
-        timeout_seconds: How long to wait for a peer; that of the model's process group if not given.
-        sinks: They get the figures of every step.
+        timeout_seconds: How long to wait for a peer; None is the timeout of the model's process group.
+        sinks: They get the statistics of every step.
 
     Returns:
-        The handle: statistics, saving and loading, dense phases.
+        The handle: statistics, checkpoints, dense phases, clipping. If updates are exchanged, call its `exchange()`
+        after the last step of training.
 
     Raises:
-        InputError: An argument does not fit.
-        MismatchError: Ranks are set up differently.
+        InputError: An argument is not allowed.
+        MismatchError: The ranks have different settings or models.
+
+    Example:
+        >>> import gradsieve
+        >>> import torch
+        >>> from torch.nn.parallel import DistributedDataParallel
+        >>> model = DistributedDataParallel(torch.nn.Linear(64, 64))
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+        >>> for step in range(3):
+        ...     optimizer.zero_grad()
+        ...     model(torch.randn(8, 64)).square().mean().backward()
+        ...     optimizer.step()
+        >>> sieve.exchange()
+        >>> sieve.stats.steps
+        3
     """
     _check_model(model)
     check_scaler(scaler)
@@ -134,12 +154,12 @@ def attach(
 
 def _outer(optimizer: Optimizer | None, local_steps: int | None, outer: Outer | None) -> Outer:
     if optimizer is None and (local_steps, outer) != (None, None):
-        raise InputError("local_steps and outer go with the exchange of updates: give the optimizer as well")
+        raise InputError("local_steps and outer are for the exchange of updates: give the optimizer as well")
     return (outer or Outer()).every(local_steps)
 
 
 class _Network(NamedTuple):
-    """A process group, a comm and a thread of our own. All calls on the group come from that thread."""
+    """A process group of our own, its comm, and the worker, which makes all calls on the group."""
 
     group: dist.ProcessGroup
     comm: CountingComm
@@ -175,7 +195,7 @@ class _Network(NamedTuple):
 
 
 def _sends_less(settings: Settings) -> bool:
-    """Whether any step leaves entries behind."""
+    """Whether any step leaves entries in the residual."""
     everything = settings.schedule == Constant(1.0, settings.schedule.dense_steps)
     return not isinstance(settings.recipe.reducer, Dense) and not everything
 
@@ -189,19 +209,19 @@ def _check_model(model: Any) -> None:
         hook = getattr(model._comm_hooks[0][0], "__name__", "a hook")
         ours = model._comm_hooks[0][0] in (exchange_hook, update_hook)
         raise InputError(
-            "a sieve is already attached to this model: DDP takes one hook only; keep the sieve that attach gave"
+            "a sieve is already attached to this model, and DDP takes one hook only: use the sieve it returned"
             if ours
-            else f"this model already has a communication hook ({hook}): DDP takes one only; wrap it anew to attach"
+            else f"this model already has a communication hook ({hook}), and DDP takes one: wrap it again to attach"
         )
     for name, module in model.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise InputError(
                 f"module {name or 'the model itself'} is made with sparse=True, and sparse gradients cannot be "
-                "exchanged here: make it with sparse=False (its gradient is selected from like any other)"
+                "exchanged here: make it with sparse=False (entries of its gradient are selected like any others)"
             )
     if dist.get_world_size(model.process_group) == 1:
         warnings.warn(
-            "the model's process group has one rank only, so nothing is exchanged; if more were meant, start with "
+            "the model's process group has one rank only, so nothing is exchanged; to use N ranks, start with "
             "torchrun --nproc-per-node=N",
             RuntimeWarning,
             stacklevel=3,
@@ -209,13 +229,13 @@ def _check_model(model: Any) -> None:
 
 
 def _buffer_bytes(model: DistributedDataParallel) -> int:
-    """What DDP broadcasts before a forward pass, by itself and whole: batch norm's averages, mostly."""
+    """Return the bytes that DDP itself broadcasts before each forward pass: mostly averages of batch norm."""
     buffers: list[Tensor] = model.modules_buffers if model.broadcast_buffers else []
     return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
 
 
 def _parameters(model: DistributedDataParallel) -> dict[str, Tensor]:
-    """Those DDP exchanges, by name, in the order they were registered."""
+    """Return the parameters that DDP exchanges, by name, in the order of their registration."""
     ignored = set(model.parameters_to_ignore)
     found: dict[str, Tensor] = {
         name: parameter

@@ -1,11 +1,11 @@
-"""What DDP calls: buckets come in, futures go out, a worker thread exchanges in between.
+"""The communication hook: DDP passes buckets and gets futures, and the worker exchanges in between.
 
-1. Each bucket's slices are delivered to the groups their parameters belong to.
-2. Groups that have become complete go to the worker, in their fixed order.
-3. A bucket's future resolves when all groups with a part in it have been written back.
-4. At the end of backward the step has been committed or undone, and whatever went wrong is raised.
+1. The slices of each bucket are delivered to the groups of their parameters.
+2. Complete groups are submitted to the worker, in their fixed order.
+3. A bucket's future resolves when all groups with a part in the bucket have been written back.
+4. At the end of backward the step has been committed or discarded, and the first error is raised.
 
-No `from __future__ import annotations` here: DDP reads the hook's annotations and must find types, not texts.
+No `from __future__ import annotations` here: DDP reads the hook's annotations, which must be types, not strings.
 """
 
 import contextlib
@@ -24,25 +24,25 @@ from gradsieve.engine.scaling import Scaler, scale_of
 from gradsieve.errors import ExchangeError, GradsieveError, PeerLostError, ReplicaError
 from gradsieve.sieve import Sieve
 
-NO_GRAPH_TASK = -1  # what autograd says outside of a backward pass
-SHOWN_NAMES = 4
+NO_GRAPH_TASK = -1  # autograd's task id outside of a backward pass
+SHOWN_NAMES = 4  # parameters of a group that an error message lists
 
 
 class Waiting(NamedTuple):
-    """A bucket under way."""
+    """A bucket whose future has not been resolved."""
 
-    groups: set[int]  # that have a part in it and are not done
+    groups: set[int]  # groups with a part in the bucket that are not done
     buffer: Tensor
     future: "torch.futures.Future[Tensor]"
 
 
 class Feed:
-    """One DDP model's buckets to one engine: the state of the hook."""
+    """The state of the hook: passes the buckets of one DDP model to one engine."""
 
     def __init__(self, sieve: Sieve, names: dict[Tensor, str], scaler: Scaler | None) -> None:
-        self.sieve = sieve  # held here, so that it lives as long as the model even if the user lets go of it
+        self.sieve = sieve  # held here, so that it lives as long as the model even if the user drops it
         self.engine = sieve.engine
-        assert sieve.worker is not None, "under DDP a thread exchanges"
+        assert sieve.worker is not None, "under DDP a worker exchanges"
         self.worker = sieve.worker
         self.names = names
         self.has_run = False
@@ -50,11 +50,11 @@ class Feed:
         self._pass: Pass | None = None
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
-        """One bucket of one backward pass."""
+        """Take one bucket of one backward pass."""
         self.has_run = True
         in_backward = torch._C._current_graph_task_id() != NO_GRAPH_TASK
         if self._pass is None:
-            # DDP's `join` runs the hook outside of any backward pass on ranks whose inputs have ended.
+            # On ranks whose inputs have ended, DDP's `join` calls the hook outside of any backward pass.
             self._pass = Pass(
                 self, self._begin() if in_backward else self._begin_joined(), self._comparison(in_backward)
             )
@@ -63,7 +63,7 @@ class Feed:
         current = self._pass
         future = current.take(bucket)
         if bucket.is_last() and in_backward:
-            # DDP queues its own end of the pass after this; so an error is raised before it looks at the futures.
+            # DDP queues its own callback after this one. So an error is raised before DDP waits for the futures.
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         elif bucket.is_last():
             self._finish()
@@ -73,13 +73,13 @@ class Feed:
         return Step(self.engine, scale_of(self._scaler))
 
     def _begin_joined(self) -> Step:
-        """A rank whose inputs have ended no longer updates its scaler: then it cannot tell the unit others send in."""
+        """Begin a step after this rank's inputs have ended. Its scaler is out of date: its residual must wait then."""
         return Step(self.engine, joined=True, withhold=self._scaler is not None)
 
     def _comparison(self, in_backward: bool) -> Callable[[], None] | None:
-        """Of all ranks' parameters, if it is time. In `join` a rank whose inputs have ended updates them no more."""
+        """Return the comparison of all ranks' parameters if it is due. A joined rank no longer updates its own."""
         every = self.engine.settings.check_replicas_every
-        if not every or self.engine.steps_done % every:  # by the run's own clock: a resumed run does the same
+        if not every or self.engine.steps_done % every:  # counted in steps of the run: a resumed run does the same
             return None
         parameters = {name: tensor for tensor, name in self.names.items()}
         return lambda: compare_replicas(parameters, self.engine.comm, joined=not in_backward)
@@ -91,19 +91,19 @@ class Feed:
 
 
 class Pass:
-    """One backward pass: its step, and the buckets whose groups are under way."""
+    """One backward pass: its step, and the buckets that wait for their groups."""
 
     def __init__(self, feed: Feed, step: Step, first: Callable[[], None] | None = None) -> None:
         self._feed = feed
         self._step = step
-        self._first = first  # to be done by the worker before anything is exchanged
+        self._first = first  # the worker does it before the first exchange
         self._lock = threading.Lock()
         self._waiting: list[Waiting] = []
         self._done = threading.Event()
         self._error: BaseException | None = None
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
-        """Deliver a bucket. Errors are kept for the end of the pass: DDP would make them unreadable here."""
+        """Deliver a bucket. Errors are kept until the end of the pass: raised here, DDP would make them unreadable."""
         buffer = bucket.buffer()
         future: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.device.type == "cuda" else None
@@ -119,17 +119,17 @@ class Pass:
             self._start()
         except Exception as error:
             self.fail(error)
-        self._release(None)  # at once, if something has gone wrong before
+        self._release(None)  # at once, if the pass has failed before
         return future
 
     def wait(self) -> None:
-        """Until all groups are done; raises what went wrong with any of them."""
+        """Wait until all groups are done, and raise the first error."""
         self._done.wait()
         if self._error is not None:
             raise self._error
 
     def fail(self, error: BaseException) -> None:
-        """Remember what went wrong first, exchange nothing more, let no bucket wait."""
+        """Keep the first error, exchange nothing more, and let no bucket wait."""
         with self._lock:
             self._error = self._error or error
         self._release(None)
@@ -137,7 +137,7 @@ class Pass:
     def _deliver(self, bucket: GradBucket, buffer: Tensor) -> set[int]:
         if buffer.layout != torch.strided:
             raise GradsieveError(
-                f"rank {self._feed.engine.comm.rank}: a sparse gradient came, which cannot be exchanged: "
+                f"rank {self._feed.engine.comm.rank}: got a sparse gradient, which cannot be exchanged: "
                 "make its embedding with sparse=False"
             )
         self._wait_for_stream(buffer)
@@ -150,7 +150,7 @@ class Pass:
         return groups
 
     def _wait_for_stream(self, buffer: Tensor) -> None:
-        """On CUDA the worker's stream must not read the bucket before backward's has written it."""
+        """On CUDA, let the worker's stream wait until backward's stream has written the bucket."""
         if buffer.device.type == "cuda":
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
@@ -159,7 +159,7 @@ class Pass:
     def _start(self) -> None:
         first, self._first = self._first, None
         if first is not None:
-            # Parameters stay as they are until the pass ends, since the optimizer waits for it.
+            # The parameters do not change before the pass ends, since the optimizer waits for it.
             self._feed.worker.submit(first, self._failed_at(None))
         for index in self._step.ready() if self._error is None else ():
             self._feed.worker.submit(partial(self._exchange, index), self._failed_at(index))
@@ -169,13 +169,13 @@ class Pass:
             described = error
             try:
                 described = located(error, self._feed.engine, index)
-            finally:  # the end of the pass waits for this, whatever an error's text does
+            finally:  # the end of the pass waits for this, even if making the error's text fails
                 self.fail(described)
 
         return failed
 
     def _exchange(self, index: int) -> None:
-        """On the worker's thread."""
+        """Exchange one group, on the worker."""
         last = index == len(self._feed.engine.groups) - 1
         if self._error is None:
             self._step.exchange(index)
@@ -183,11 +183,11 @@ class Pass:
             self._step.finish()
         self._release(index, finished=last)
         if last and self._error is None:
-            # No one waits for it: the next step's gradients come much later. Its errors are no longer this pass's.
+            # Nothing waits for the report. Its errors do not belong to this pass.
             self._feed.worker.submit(self._feed.sieve.report)
 
     def _release(self, index: int | None, finished: bool = False) -> None:
-        """Resolve the futures of buckets that wait for nothing any more; all of them if something went wrong."""
+        """Resolve the futures of buckets whose groups are all done; those of all buckets if the pass failed."""
         with self._lock:
             for waiting in self._waiting:
                 waiting.groups.discard(-1 if index is None else index)
@@ -201,19 +201,19 @@ class Pass:
 
 
 def exchange_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The function DDP is given."""
+    """The hook that DDP calls for each bucket of gradients."""
     feed: Feed = state
     return feed.take(bucket)
 
 
 def located(error: BaseException, engine: Engine, index: int | None) -> BaseException:
-    """The same kind of error, saying where it happened; without a group, when all parameters were compared."""
+    """Return an error of the same type that names rank, step and group; `index` None is the comparison of replicas."""
     if index is None and isinstance(error, ReplicaError):
-        return error  # it says so itself
+        return error  # it names the ranks itself
     text = f"rank {engine.comm.rank}: step {engine.steps_done}, {_where(engine, index)} failed: {error}"
     located: GradsieveError = ExchangeError(text)
     if isinstance(error, GradsieveError):
-        with contextlib.suppress(TypeError):  # a type of someone else's may have another constructor
+        with contextlib.suppress(TypeError):  # a user's type may have another constructor
             located = type(error)(text)
     if isinstance(error, PeerLostError) and isinstance(located, PeerLostError):
         located.peer, located.phase, located.group = error.peer, error.phase, index
@@ -231,6 +231,6 @@ def _where(engine: Engine, index: int | None) -> str:
 
 def _unfinished(rank: int) -> GradsieveError:
     return GradsieveError(
-        f"rank {rank}: the backward pass before this one did not deliver all gradients (it failed, or some parameters "
-        "took no part: then give DDP find_unused_parameters=True); ranks may differ now: start again from a checkpoint"
+        f"rank {rank}: the previous backward pass did not deliver all gradients: it failed, or it did not use all "
+        "parameters (then give DDP find_unused_parameters=True); ranks may differ now: start again from a checkpoint"
     )

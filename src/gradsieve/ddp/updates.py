@@ -1,14 +1,14 @@
-"""DDP in exchange of updates: gradients stay on their rank, and residuals are exchanged between two steps.
+"""The communication hook for updates: gradients stay on their rank, and residuals are exchanged between two steps.
 
-1. A backward pass that synchronizes gives its buckets back to DDP as they are: every rank keeps its own gradient.
-2. The optimizer steps on the local model; then the parameters come to rest on the shared one.
+1. A backward pass that synchronizes returns its buckets to DDP unchanged: each rank keeps its own gradient.
+2. The optimizer steps on the local model. Afterwards the parameters hold the shared model.
 3. The next forward pass with gradients exchanges the residuals first, and then runs on the local model.
 
-The exchange is not hidden behind a backward pass. It could be, one step late, at the price of some learning
-(`docs/optimizers.md`). It belongs to the forward pass and not to the optimizer's step because a rank whose scaler skips
-a step must take part all the same.
+The exchange is not hidden behind a backward pass. It could be, one step late, but then the model learns less
+(`docs/optimizers.md`). It is part of the forward pass and not of the optimizer's step, because a rank whose scaler
+skips a step must take part as well.
 
-No `from __future__ import annotations` here: DDP reads the hook's annotations and must find types, not texts.
+No `from __future__ import annotations` here: DDP reads the hook's annotations, which must be types, not strings.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from gradsieve.updates import UpdateEngine, UpdateSieve
 
 
 class UpdateFeed:
-    """One DDP model's passes to one engine of updates: the state of the hook."""
+    """The state of the hook: passes of one DDP model, and exchanges of one engine of updates."""
 
     def __init__(self, sieve: UpdateSieve, names: Mapping[Tensor, str]) -> None:
-        assert sieve.worker is not None, "under DDP a thread exchanges"
+        assert sieve.worker is not None, "under DDP a worker exchanges"
         assert isinstance(sieve.engine, UpdateEngine)
-        self.sieve = sieve  # held here, so that it lives as long as the model even if the user lets go of it
+        self.sieve = sieve  # held here, so that it lives as long as the model even if the user drops it
         self.engine = sieve.engine
         self.worker = sieve.worker
         self.names = names
@@ -37,7 +37,7 @@ class UpdateFeed:
         sieve.exchange_by(self.exchange)
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
-        """One bucket of one backward pass, which goes back as it came."""
+        """Take one bucket of one backward pass, and return it unchanged."""
         self.has_run = True
         if bucket.index() == 0 and torch._C._current_graph_task_id() == NO_GRAPH_TASK:
             self.exchange(joined=True)  # DDP's `join`: this rank's inputs have ended, and it runs no forward pass
@@ -51,7 +51,7 @@ class UpdateFeed:
         return future
 
     def exchange(self, *, joined: bool = False) -> None:
-        """Exchange all residuals if it is time. Runs on the worker's thread, and is waited for."""
+        """Exchange all residuals if that is due: on the worker, while this thread waits."""
         self.sieve.before_training()
         if self.engine.is_due:
             self.engine.is_due = False
@@ -69,13 +69,13 @@ class UpdateFeed:
         self.sieve.report()
 
     def _compare(self, joined: bool) -> None:
-        """All ranks' shared models, if it is time."""
+        """Compare the shared models of all ranks if that is due."""
         every = self.engine.settings.check_replicas_every
         if every and self.engine.steps_done % every == 0:
             compare_replicas(self.engine.shared, self.engine.comm, joined=joined)
 
 
 def update_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The function DDP is given."""
+    """The hook that DDP calls for each bucket of gradients."""
     feed: UpdateFeed = state
     return feed.take(bucket)

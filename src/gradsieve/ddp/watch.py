@@ -1,4 +1,4 @@
-"""Training that goes on while the hook never runs exchanges nothing: it must be said loudly."""
+"""Detects training that goes on although DDP never calls the hook: nothing is exchanged then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradsieve.ddp.hook import Feed
 from gradsieve.ddp.updates import UpdateFeed
 from gradsieve.errors import GradsieveError
 
-PATIENCE_STEPS = 3
+PATIENCE_STEPS = 3  # updates or forward passes without a call of the hook, before it raises or warns
 
 ADVICE = (
     "gradients are not exchanged through gradsieve. Train the object that attach was given, call it (not its .module), "
@@ -23,15 +23,15 @@ ADVICE = (
 
 
 class Watch:
-    """Looks at every forward pass until the hook has run once."""
+    """Watches forward passes until the hook has run once."""
 
     def __init__(self, model: DistributedDataParallel, feed: Feed | UpdateFeed) -> None:
         self._feed = weakref.ref(feed)
         self._model = weakref.ref(model)
-        self._passes = 0  # that should have been followed by a backward pass with an exchange
-        self._updates = 0  # of the parameters between them
+        self._passes = 0  # forward passes that should have been followed by an exchange
+        self._updates = 0  # changes of the parameters between these passes
         self._version: int | None = None
-        # On the inner module: a framework that goes round DDP's own forward is what is looked for.
+        # On the inner module, since the aim is to find frameworks that bypass DDP's own forward.
         self._handle = model.module.register_forward_hook(self._look)
 
     def _look(self, module: nn.Module, inputs: Any, output: Any) -> None:
@@ -54,7 +54,7 @@ class Watch:
         if self._passes == PATIENCE_STEPS + 1:
             warnings.warn(
                 f"rank {rank}: {PATIENCE_STEPS} forward passes for training and DDP has not called the hook once; if "
-                f"backward passes came between them, {ADVICE}",
+                f"backward passes ran between them, {ADVICE}",
                 RuntimeWarning,
                 stacklevel=2,
             )

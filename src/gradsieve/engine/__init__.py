@@ -1,4 +1,4 @@
-"""One model's groups and steps, on one rank: what every way in uses."""
+"""The groups and steps of one model on one rank. Every entry point uses them."""
 
 from gradsieve.engine.engine import Engine, Settings
 from gradsieve.engine.step import Step

@@ -1,8 +1,9 @@
-"""The heart of every way in: groups of parameters, what each remembers, and steps that count for all or for none.
+"""The core of every entry point: groups of parameters, their states, and steps that count for all groups or for none.
 
-A step goes: gradients are delivered parameter by parameter, in any order; a group that is complete is exchanged, groups
-always in the same order; at the end either all groups take on their new state or, if anything delivered was not
-finite, none does. All ranks see the same totals, so all decide alike without another message.
+1. Gradients arrive parameter by parameter, in any order.
+2. A complete group is exchanged. Groups are always exchanged in the same order.
+3. At the end all groups take their new state. If a delivered entry was not finite, no group does.
+All ranks see the same totals, so they decide alike without another message.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from gradsieve.stats import Stats
 from gradsieve.stats.timing import Clock, timed
 from gradsieve.vector.pieces import Pieces
 
-LOOKED_AT_FIRST = 64  # entries of a gradient that tell, nearly always, that it is not all zero
+LOOKED_AT_FIRST = 64  # entries of a gradient: enough to see, nearly always, that it is not all zero
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How gradients are exchanged."""
+    """How gradients are exchanged. The same on all ranks."""
 
     recipe: Recipe
     schedule: Schedule
     local_clip_norm: float | None = None  # DGC: clip each rank's own gradient to this times size^-1/2; lower clips more
     check_replicas_every: int = 0  # steps between comparisons of all parameters; fewer finds drift sooner, 0 never
-    withhold_unused: bool = False  # what is owed to a parameter waits while its gradient is all zero on this rank
+    withhold_unused: bool = False  # whether a parameter whose gradient is all zero on this rank keeps its residual
 
     def __post_init__(self) -> None:
         if self.local_clip_norm is not None and not self.local_clip_norm > 0:
@@ -48,23 +49,23 @@ class Settings:
 
 
 class Engine:
-    """All groups of one model on one rank. All ranks make the object together: it communicates."""
+    """All groups of one model on one rank. All ranks make it together, since it communicates."""
 
     def __init__(self, groups: Sequence[Group], settings: Settings, comm: CountingComm) -> None:
         self.groups = tuple(groups)
         self.settings = settings
         self.comm = comm
         self.clock = Clock()
-        self.steps_done = 0  # that counted: the schedule's clock
+        self.steps_done = 0  # steps that counted: the schedule's clock
         self.loss_scale: float | None = None  # the unit of all residuals; None before the first step
-        self.dense_steps_left = 0.0  # infinite: until told otherwise
+        self.dense_steps_left = 0.0  # infinity: until `go_dense` is called again
         self._sparse = Pipeline(timed(settings.recipe, self.clock), comm)
-        # The same feedback, so that a dense step delivers what is owed as well.
+        # The same feedback, so that a dense step delivers the residual as well.
         everything = Recipe(Everything(), Dense(), settings.recipe.feedback)
         self._whole = Pipeline(timed(everything, self.clock), comm)
         self._dense = Pipeline(timed(RECIPES["dense"](), self.clock), comm)
         self.states = [self._pipeline(group, 1.0).init(_blank(group)) for group in self.groups]
-        self.places = {
+        self.positions = {  # of each parameter: its group, and its number in the group
             slot.name: (index, number)
             for index, group in enumerate(self.groups)
             for number, slot in enumerate(group.slots)
@@ -72,36 +73,36 @@ class Engine:
         self.sparse_numel = sum(group.numel for group in self.groups if group.sparse)
         dense_bytes = sum(group.numel * group.dtype.itemsize for group in self.groups)
         self.dense_bytes = 2 * (comm.size - 1) * dense_bytes // comm.size
-        comm.reset()  # what it took to get here is part of no step
+        comm.reset()  # the traffic of the setup belongs to no step
         self.clock.take()
         self.stats = Stats(traffic=comm.traffic)
 
     def scale_to(self, loss_scale: float | None) -> None:
-        """Gradients come `loss_scale` times as large as the loss says from now on; None is as before."""
+        """Rescale all states: gradients are multiplied by `loss_scale` from now on. None keeps the last scale."""
         scale = loss_scale or self.loss_scale or 1.0
         if self.loss_scale is not None and self.loss_scale != scale:
             self._rescale(scale / self.loss_scale)
         self.loss_scale = scale
 
     def densities(self) -> list[float | None]:
-        """Of each group in the step to come; None is dense."""
+        """Return the density of each group in the next step; None is dense."""
         scheduled = None if self.dense_steps_left > 0 else self.settings.schedule.density_at(self.steps_done)
         if scheduled is None:
             return [None] * len(self.groups)
         return [(group.density or scheduled) if group.sparse else None for group in self.groups]
 
     def vectors(self, index: int) -> dict[str, Tensor]:
-        """What a group remembers of each entry, by name."""
+        """Return the vectors that a group's feedback keeps, by name."""
         return self._pipeline(self.groups[index], 1.0).recipe.feedback.vectors(self.states[index].feedback)
 
     def fresh_state(self, index: int) -> PipelineState:
-        """A group's state with the vectors it has, and everything else as before the first step."""
+        """Return a group's state with its present vectors, and everything else as before the first step."""
         recipe, numel = self._pipeline(self.groups[index], 1.0).recipe, self.groups[index].numel
         selector, reducer = recipe.selector.init(numel), recipe.reducer.start(numel, self.comm)
         return PipelineState(self.states[index].feedback, selector, reducer)
 
     def exchange(self, index: int, grads: Sequence[Tensor], density: float | None, withhold: bool) -> Exchanged:
-        """Exchange one group, given its parameters' flat gradients in order, which become the means."""
+        """Exchange one group. `grads` are its parameters' flat gradients in order; the means overwrite them."""
         group = self.groups[index]
         if group.sparse and self.settings.local_clip_norm is not None:
             with self.clock.phase("select"):
@@ -111,7 +112,7 @@ class Engine:
         return self._pipeline(group, density).exchange(pieces, k, self.states[index], pieces)
 
     def commit(self, states: list[PipelineState]) -> None:
-        """Take on the groups' new states: the step counts."""
+        """Take the new states of all groups: the step counts."""
         self.states = states
         self.steps_done += 1
         self.dense_steps_left = max(0.0, self.dense_steps_left - 1)
@@ -119,12 +120,12 @@ class Engine:
     def restore(
         self, states: list[PipelineState], steps_done: int, loss_scale: float | None, dense_steps_left: float
     ) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.states = states
         self.steps_done, self.loss_scale, self.dense_steps_left = steps_done, loss_scale, dense_steps_left
 
     def go_dense(self, steps: float) -> None:
-        """Send everything for so many steps; infinity is until told otherwise, 0 is sparse again."""
+        """Send all entries for this number of steps. Infinity is until the next call, 0 is sparse again."""
         self.dense_steps_left = steps
 
     def _pipeline(self, group: Group, density: float | None) -> Pipeline:
@@ -133,11 +134,11 @@ class Engine:
         return self._whole if density is None else self._sparse
 
     def _clip_(self, group: Group, grads: Sequence[Tensor]) -> None:
-        """A group has its share of the limit: the whole gradient is known only when backward has ended."""
+        """Clip to the group's share of the limit: the norm of all gradients is known only after backward."""
         assert self.settings.local_clip_norm is not None
         share = math.sqrt(group.numel / (self.sparse_numel * self.comm.size))
         limit = self.settings.local_clip_norm * (self.loss_scale or 1.0) * share
-        # Parameter by parameter and in double precision: the same whatever buckets they lie in.
+        # Per parameter and in double precision, so that the result does not depend on the buckets.
         norm = math.sqrt(sum(map(_squares, grads)))
         if math.isfinite(norm) and norm > limit:
             for grad in grads:
@@ -155,12 +156,12 @@ class Engine:
 
 
 def _blank(group: Group) -> Pieces:
-    """Something with the shape of the group's gradient, in next to no memory."""
+    """Return one entry expanded to the length of the group's gradient: nearly no memory."""
     return Pieces([torch.empty(1, dtype=group.dtype, device=group.device).expand(group.numel)])
 
 
 def _squares(grad: Tensor) -> float:
-    """Their sum. A norm that torch is told to take in double precision would copy the gradient for it."""
+    """Return the sum of squares, in double precision without a copy, which torch's norms would make."""
     mean, deviation = kernels(grad).moments(grad)
     return grad.numel() * (mean**2 + deviation**2)
 

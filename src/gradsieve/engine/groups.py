@@ -1,7 +1,7 @@
-"""Parameters cut once into fixed groups. Each group is one flat vector that is selected from and exchanged as a whole.
+"""Parameters are cut once into fixed groups. Each group is one flat vector, selected from and exchanged as a whole.
 
-Buckets are DDP's and change after the first step; groups are ours and never do. So residuals stay with their
-parameters, and results do not depend on how gradients happen to arrive.
+Buckets are DDP's and change after the first step. Groups are ours and never change. So residuals stay with their
+parameters, and results do not depend on the order in which gradients arrive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BYTES_PER_MB = 1 << 20
 
 
 class Slot(NamedTuple):
-    """Where a parameter lies in its group's vector."""
+    """The range of a parameter in its group's vector."""
 
     name: str
     start: int
@@ -36,16 +36,15 @@ class Group:
     dtype: torch.dtype
     device: torch.device
     sparse: bool  # False: always sent whole
-    density: float | None = None  # None: as the schedule says
+    density: float | None = None  # None: the schedule's
 
     @property
     def numel(self) -> int:
-        """Entries of the vector."""
         return self.slots[-1].stop
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its parameters, in their order in the vector."""
+        """The names of its parameters, in their order in the vector."""
         return tuple(slot.name for slot in self.slots)
 
     def __str__(self) -> str:
@@ -56,7 +55,7 @@ class Group:
 
 
 class _Key(NamedTuple):
-    """What all parameters of a group have in common."""
+    """The properties that all parameters of a group share."""
 
     sparse: bool
     dtype: torch.dtype
@@ -71,11 +70,11 @@ def cut_into_groups(
     group_mb: float | None,
     kinds: Mapping[str, Hashable] | None = None,
 ) -> tuple[Group, ...]:
-    """Groups in the order they are exchanged: as backward completes them, dense ones last.
+    """Return the groups in the order of their exchange: the order in which backward completes them, dense ones last.
 
-    Backward goes through a model from its end, so parameters are taken in reverse. A sparse group is closed when the
-    next parameter would make it larger than `group_mb`; None is one group for the whole model. The parameters that go
-    dense are one group for each dtype and device. Parameters of different `kinds`, by name, share no group.
+    Backward runs from the end of a model, so parameters are taken in reverse. A sparse group is closed when the next
+    parameter would make it larger than `group_mb`; None is one group for the whole model. All dense parameters of one
+    dtype and device are one group. Parameters of different `kinds`, by name, never share a group.
     """
     if group_mb is not None and group_mb <= 0:
         raise InputError(f"group_mb must be positive, or None for one group, got {group_mb}")

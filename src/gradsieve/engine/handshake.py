@@ -1,4 +1,4 @@
-"""Before anything is exchanged: do all ranks mean the same? A difference found here is a sentence, later a riddle."""
+"""Checks that all ranks have the same settings, before the first exchange. Found later, a difference is a riddle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradsieve.version import __version__
 
 
 def facts(groups: Sequence[Group], settings: Settings, rules: Rules) -> dict[str, str]:
-    """What must be the same on all ranks, by the name people know it by."""
+    """Return the settings that must be the same on all ranks, by the names that users know."""
     names = [name for group in groups for name in group.names]
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
     sizes = ", ".join(f"{group.numel} {str(group.dtype).removeprefix('torch.')}" for group in groups)
@@ -37,19 +37,19 @@ def facts(groups: Sequence[Group], settings: Settings, rules: Rules) -> dict[str
 
 
 def compare(mine: Mapping[str, str], comm: Comm) -> None:
-    """Raise on every rank, naming who differs in what, unless all ranks give the same facts."""
+    """Raise on every rank, naming ranks and settings, unless all ranks have the same facts."""
     message = torch.frombuffer(bytearray(json.dumps(dict(mine)).encode()), dtype=torch.uint8)
-    everybody = [json.loads(bytes(part.tolist())) for part in comm.all_gather_v(message)]
-    keys = {key: None for theirs in everybody for key in theirs}
+    gathered = [json.loads(bytes(part.tolist())) for part in comm.all_gather_v(message)]
+    keys = {key: None for theirs in gathered for key in theirs}
     differences = [
-        difference for key in keys if (difference := _difference(key, [theirs.get(key) for theirs in everybody]))
+        difference for key in keys if (difference := _difference(key, [theirs.get(key) for theirs in gathered]))
     ]
     if differences:
         raise MismatchError(f"rank {comm.rank}: ranks must be set up alike, but {'; '.join(differences)}")
 
 
 def _difference(key: str, values: Sequence[str | None]) -> str | None:
-    """Who has what: the rarest first, since that is likely the odd one."""
+    """List the ranks by value, the rarest value first: it is likely the wrong one."""
     holders: dict[str | None, list[int]] = {}
     for rank, value in enumerate(values):
         holders.setdefault(value, []).append(rank)

@@ -1,8 +1,8 @@
-"""Are all ranks' parameters still the same, bit for bit? If not, training goes on and is worth nothing.
+"""Checks that all ranks still have the same parameters, bit for bit. If not, training goes on and is worth nothing.
 
-Each parameter has a 64-bit fingerprint: the sum of its words, each times an odd number that belongs to its place. One
-word that differs always shows; many do unless chance has it (one in billions). All ranks see all fingerprints, so all
-come to the same verdict, and it names who differs from most.
+Each parameter has a 64-bit fingerprint: the sum of its words, each times an odd number that depends on its position.
+One word that differs always changes the fingerprint. Several do except with a probability of one in billions. All ranks
+see all fingerprints, so they come to the same verdict. It names the ranks that differ from the majority.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gradsieve.comm import Comm
 from gradsieve.errors import ReplicaError
 from gradsieve.wire.channel import phase
 
-CHUNK_WORDS = 1 << 15  # looked at in one go: their products stay in the cache
-FOLD = 0x2545F4914F6CDD1D  # odd: takes the chunks before this one along
+CHUNK_WORDS = 1 << 15  # words per pass: their products stay in the cache
+FOLD = 0x2545F4914F6CDD1D  # multiplies the sum of the chunks so far; odd, so that no bit is lost
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def fingerprints(parameters: Sequence[Tensor]) -> Tensor:
-    """One number a parameter, in main memory."""
+    """Return one number per parameter, in main memory."""
     factors = _factors()
     by_device = {device: factors.to(device) for device in {parameter.device for parameter in parameters}}
     return torch.stack([_fingerprint(parameter, by_device[parameter.device]).cpu() for parameter in parameters])
@@ -32,7 +32,7 @@ def fingerprints(parameters: Sequence[Tensor]) -> Tensor:
 def compare_replicas(parameters: Mapping[str, Tensor], comm: Comm, *, joined: bool = False) -> None:
     """Raise on every rank unless all have the same parameters. All ranks call it together.
 
-    `joined`: this rank's inputs have ended. It updates its parameters no more, and is left out of the comparison.
+    `joined`: this rank's inputs have ended. It no longer updates its parameters, and is left out of the comparison.
     """
     own = torch.empty(0, dtype=torch.int64) if joined else fingerprints(list(parameters.values()))
     with phase("comparison of replicas"):
@@ -50,12 +50,12 @@ def _drifted(holders: Mapping[tuple[int, ...], list[int]], names: Sequence[str],
     (most, many), (_, runners_up) = camps[:2]
     decided = len(many) > len(runners_up)
     odd = sorted(r for _, ranks in camps[1 if decided else 0 :] for r in ranks)
-    places = [place for place in range(len(names)) if any(prints[place] != most[place] for prints, _ in camps[1:])]
-    first = names[places[0]]
+    differing = [i for i in range(len(names)) if any(prints[i] != most[i] for prints, _ in camps[1:])]
+    first = names[differing[0]]
     against = f"from {_listed(many)}" if decided else "from each other, and no state has a majority"
     return ReplicaError(
         f"rank {rank}: replicas have drifted apart: {_listed(odd)} differ{'s' if len(odd) == 1 else ''} {against}; "
-        f"parameter {first} is the first of {len(places)} that are not the same (of {len(names)}). Find out what "
+        f"parameter {first} is the first of {len(differing)} that are not the same (of {len(names)}). Find out what "
         "changes them on some ranks only, and start again from a checkpoint; check_replicas_every=0 never compares",
         ranks=tuple(odd),
         parameter=first,
@@ -67,7 +67,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _fingerprint(parameter: Tensor, factors: Tensor) -> Tensor:
-    # The order of the shape, not that of memory, which ranks need not have in common.
+    # In the order of the shape: the order in memory may differ from rank to rank.
     flat = parameter.detach().reshape(-1)
     words = flat.view(WORDS[flat.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=words.device)
@@ -77,7 +77,7 @@ def _fingerprint(parameter: Tensor, factors: Tensor) -> Tensor:
 
 
 def _factors() -> Tensor:
-    """Odd numbers that look random: the places counted, by the steps of SplitMix64."""
+    """Return odd pseudorandom numbers: the positions 1, 2, ... mixed as in SplitMix64."""
     mixed = np.arange(1, CHUNK_WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

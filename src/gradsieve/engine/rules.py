@@ -13,17 +13,36 @@ SHOWN_NAMES = 3
 
 @dataclass(frozen=True)
 class Rules:
-    """By default matrices go sparse; biases, norms and small tensors go dense, all in one all_reduce.
+    """Which parameters are sent sparsely, by name and shape.
 
-    Patterns are shell patterns over the names of `named_parameters()`: `*.bias`, `encoder.layer.*`. A name that
-    `exclude` matches goes dense; else one that `include` or `density` matches goes sparse; else its shape decides.
+    By default matrices are sparse. Biases, norms and small tensors are dense, all in one all_reduce. Patterns are shell
+    patterns over the names of `named_parameters()`, such as `*.bias` and `encoder.layer.*`. A name that `exclude`
+    matches is dense. Any other name that `include` or `density` matches is sparse. For all others the shape decides.
+
+    Args:
+        min_numel: Parameters with fewer entries are dense. Higher sends more, in fewer and simpler messages.
+        min_dimensions: Parameters with fewer dimensions are dense. 1 makes biases and norms sparse.
+        include: Patterns of names that are sparse, whatever their shape.
+        exclude: Patterns of names that are dense, whatever their shape.
+        density: Pairs of a pattern and a density. The first match overrides the schedule's density.
+
+    Raises:
+        InputError: A value is outside its range, or a single text is given as patterns.
+
+    Example:
+        >>> from gradsieve import Rules
+        >>> rules = Rules(exclude=["head.*"], density=[("embedding.*", 0.001)])
+        >>> rules.keeps_dense("head.weight", (512, 512))
+        True
+        >>> rules.density_of("embedding.weight")
+        0.001
     """
 
-    min_numel: int = 2048  # parameters with fewer entries go dense; higher sends more, in fewer and simpler messages
-    min_dimensions: int = 2  # parameters with fewer dimensions go dense; 1 lets biases and norms go sparse
-    include: tuple[str, ...] = ()  # patterns of names that go sparse whatever their shape
-    exclude: tuple[str, ...] = ()  # patterns of names that go dense whatever their shape
-    density: tuple[tuple[str, float], ...] = ()  # (pattern, density): first match wins over the schedule's density
+    min_numel: int = 2048
+    min_dimensions: int = 2
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    density: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude"):
@@ -41,7 +60,12 @@ class Rules:
             )
 
     def keeps_dense(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a parameter is sent whole."""
+        """Return whether a parameter is sent whole.
+
+        Args:
+            name: The name of the parameter.
+            shape: Its shape.
+        """
         if _matches(name, self.exclude):
             return True
         if _matches(name, self.include) or self.density_of(name) is not None:
@@ -52,11 +76,22 @@ class Rules:
         return len(shape) < self.min_dimensions or numel < self.min_numel
 
     def density_of(self, name: str) -> float | None:
-        """A density of its own, or None to follow the schedule."""
+        """Return the density of a parameter, or None for the schedule's.
+
+        Args:
+            name: The name of the parameter.
+        """
         return next((density for pattern, density in self.density if fnmatchcase(name, pattern)), None)
 
     def check_names(self, names: Iterable[str]) -> None:
-        """A pattern that matches nothing is a slip of the pen: say so."""
+        """Check that every pattern matches a parameter: one that matches nothing is a typing error.
+
+        Args:
+            names: The names of all parameters.
+
+        Raises:
+            InputError: A pattern matches no name.
+        """
         known = list(names)
         for pattern in (*self.include, *self.exclude, *(pattern for pattern, _ in self.density)):
             if not any(fnmatchcase(name, pattern) for name in known):

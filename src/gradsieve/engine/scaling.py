@@ -1,4 +1,4 @@
-"""The loss scale of mixed precision, as far as an exchange must know it."""
+"""The loss scale of mixed precision: all that an exchange needs to know about a `GradScaler`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from gradsieve.errors import InputError
 
 
 class Scaler(Protocol):
-    """What is asked of a `torch.amp.GradScaler`."""
+    """The part of `torch.amp.GradScaler` that is used."""
 
     def get_scale(self) -> float:
-        """By how much losses are multiplied now."""
+        """Return the factor by which losses are multiplied now."""
         ...
 
 
 def check_scaler(scaler: object) -> None:
-    """None, or something that has a scale."""
+
     if scaler is not None and not hasattr(scaler, "get_scale"):
         raise InputError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
 
 
 def scale_of(scaler: Scaler | None) -> float:
-    """One where nothing is scaled."""
+
     return 1.0 if scaler is None else scaler.get_scale()

@@ -1,4 +1,4 @@
-"""How many entries to send as training goes on: early gradients change fast, and too early sparsity hurts for good."""
+"""Density over the course of training. Early gradients change fast, and too early sparsity hurts for good."""
 
 from __future__ import annotations
 
@@ -11,25 +11,38 @@ from gradsieve.errors import InputError
 
 
 class Schedule(ABC):
-    """A density for every step. Frozen and printable: ranks compare what it prints, so it says all it does."""
+    """A density for every step. Its text must contain all settings, since ranks compare schedules by their text."""
 
     dense_steps: int
 
     def density_at(self, step: int) -> float | None:
-        """The density of a step, counted from 0; None for a dense one."""
+        """Return the density of a step, counted from 0; None if it is dense."""
         return None if step < self.dense_steps else self.sparse_density_at(step - self.dense_steps)
 
     @abstractmethod
     def sparse_density_at(self, step: int) -> float:
-        """The density of a step, counted from the end of the dense ones."""
+        """Return the density of a step, counted from the end of the dense steps."""
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """One density throughout."""
+    """The same density at every step.
+
+    Args:
+        density: Fraction of the entries to send per step, in (0, 1].
+        dense_steps: Steps at the start that send all entries. More is safer, and slower.
+
+    Raises:
+        InputError: A value is outside its range.
+
+    Example:
+        >>> from gradsieve import Constant
+        >>> Constant(0.01, dense_steps=100).density_at(100)
+        0.01
+    """
 
     density: float
-    dense_steps: int = 0  # steps at the start that send everything; more is safer, and slower
+    dense_steps: int = 0
 
     def __post_init__(self) -> None:
         _check_density(self.density)
@@ -45,11 +58,26 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Steps(Schedule):
-    """A list of densities, each for `every` steps, the last for good; as DGC's 25 %, 6.25 %, 1.5625 %, 0.4 %, 0.1 %."""
+    """Several densities, each for the same number of steps, as in DGC: 25 %, 6.25 %, 1.5625 %, 0.4 %, 0.1 %.
+
+    Args:
+        densities: The densities in order. The last one stays.
+        every: Steps per density. The papers use an epoch.
+        dense_steps: Steps at the start that send all entries. More is safer, and slower.
+
+    Raises:
+        InputError: A value is outside its range, or there is no density.
+
+    Example:
+        >>> from gradsieve import Steps
+        >>> warm_up = Steps((0.25, 0.0625, 0.01), every=100)
+        >>> [warm_up.density_at(step) for step in (0, 100, 1000)]
+        [0.25, 0.0625, 0.01]
+    """
 
     densities: tuple[float, ...]
-    every: int  # steps from one density to the next; the papers use an epoch
-    dense_steps: int = 0  # steps at the start that send everything; more is safer, and slower
+    every: int
+    dense_steps: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "densities", tuple(self.densities))
@@ -67,12 +95,27 @@ class Steps(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """From `start` down (or up) to `end` by the same factor every step, then `end` for good."""
+    """A density that changes from `start` to `end` by the same factor at every step, and then stays.
+
+    Args:
+        start: The density of the first sparse step.
+        end: The density after `steps` steps.
+        steps: Steps from `start` to `end`. More is gentler, and sends more.
+        dense_steps: Steps at the start that send all entries. More is safer, and slower.
+
+    Raises:
+        InputError: A value is outside its range.
+
+    Example:
+        >>> from gradsieve import Exponential
+        >>> Exponential(start=0.25, end=0.01, steps=1000).density_at(500)
+        0.05
+    """
 
     start: float
     end: float
-    steps: int  # how long the way takes; more is gentler, and sends more
-    dense_steps: int = 0  # steps at the start that send everything; more is safer, and slower
+    steps: int
+    dense_steps: int = 0
 
     def __post_init__(self) -> None:
         _check_density(self.start)
@@ -88,7 +131,7 @@ class Exponential(Schedule):
 
 
 def as_schedule(density: float | Schedule) -> Schedule:
-    """A plain number is that density throughout."""
+    """Return a number as the schedule with that density at every step."""
     if isinstance(density, Schedule):
         return density
     if isinstance(density, bool) or not isinstance(density, int | float):

@@ -1,4 +1,4 @@
-"""All ranks begin with the same parameters, or training is worth nothing."""
+"""All ranks must start with the same parameters."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ START = ("broadcast", "check", "trust")
 
 
 def begin_alike(parameters: Mapping[str, Tensor], start: str, comm: Comm) -> None:
-    """Take on rank 0's parameters, or compare them, or neither. All ranks call it together."""
+    """Copy rank 0's parameters to all ranks, or compare them, or do neither. All ranks call it together."""
     if start == "broadcast":
         for parameter in parameters.values():
-            _take_on_(parameter, comm)
+            _broadcast_(parameter, comm)
     elif start == "check":
         handshake.compare({"parameters (digest)": _digest(parameters)}, comm)
 
 
-def _take_on_(parameter: Tensor, comm: Comm) -> None:
-    """Down a tree from rank 0: nobody sends more than log P times."""
+def _broadcast_(parameter: Tensor, comm: Comm) -> None:
+    """Send along a tree from rank 0: no rank sends more than log P times."""
     parent, children = node(comm.rank, comm.size)
-    # The shape's order of entries, not that of memory, which ranks need not have in common.
+    # In the order of the shape: the order in memory may differ from rank to rank.
     values = parameter.detach().reshape(-1).contiguous().view(torch.uint8)
     if parent is not None:
         received = comm.send_recv(torch.empty(0, dtype=torch.uint8, device=values.device), None, parent)

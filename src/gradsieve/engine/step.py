@@ -1,4 +1,4 @@
-"""One step of all groups: gradients are delivered, groups are exchanged in their fixed order, all count or none."""
+"""One step of all groups: gradients arrive, groups are exchanged in their fixed order, all count or none."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gradsieve.stats.figures import StepStats
 
 
 class Step:
-    """One step under way. `deliver` and `ready` are called by one thread, `exchange` and `finish` by one thread."""
+    """One step. `deliver` and `ready` belong to one thread, `exchange` and `finish` to one that may be another."""
 
     def __init__(
         self, engine: Engine, loss_scale: float | None = None, *, joined: bool = False, withhold: bool = False
     ) -> None:
-        """Begin a step whose gradients are `loss_scale` times as large as the loss says; None is as before.
+        """Begin a step whose gradients are multiplied by `loss_scale`; None keeps the last scale.
 
-        `joined`: this rank's inputs have ended and its gradients are zero. It delivers its residual, except, with
-        `withhold`, that of parameters whose gradient is all zero.
+        `joined`: this rank's inputs have ended, and its gradients are zero. It sends its residual. With `withhold` it
+        keeps the residual of parameters whose gradient is all zero.
         """
         engine.scale_to(loss_scale)
         self._engine = engine
@@ -28,18 +28,18 @@ class Step:
         self._withhold = withhold or engine.settings.withhold_unused
         self._densities = engine.densities()
         self._grads: list[dict[int, Tensor]] = [{} for _ in engine.groups]
-        self._started = 0  # groups that `ready` has named
+        self._started = 0  # groups that `ready` has returned
         self._outcomes: list[Exchanged] = []
         self._traffic_before = replace(engine.comm.traffic)
 
     def deliver(self, name: str, grad: Tensor) -> int:
-        """A parameter's flat gradient, to be overwritten with the mean; the number of its group comes back."""
-        index, number = self._engine.places[name]
+        """Accept a parameter's flat gradient, which the mean will overwrite. Returns the number of its group."""
+        index, number = self._engine.positions[name]
         self._grads[index][number] = grad
         return index
 
     def ready(self) -> list[int]:
-        """The groups that have become complete, and whose turn it is."""
+        """Return the groups that are complete and next in order, each group once."""
         first = self._started
         groups = self._engine.groups
         while self._started < len(groups) and len(self._grads[self._started]) == len(groups[self._started].slots):
@@ -47,14 +47,14 @@ class Step:
         return list(range(first, self._started))
 
     def exchange(self, index: int) -> None:
-        """Exchange a group that `ready` has named; each once, in that order."""
+        """Exchange a group that `ready` has returned; each group once, in that order."""
         grads, clock = self._grads[index], self._engine.clock
         ordered = [grads[number] for number in range(len(grads))]
-        with clock.phase("settle"):  # the recipe's parts tell of all others
+        with clock.phase("settle"):  # the parts of the recipe enter all other phases
             self._outcomes.append(self._engine.exchange(index, ordered, self._densities[index], self._withhold))
 
     def finish(self) -> bool:
-        """After all groups: take on their new states, or none. Whether the step counted, the same on every rank."""
+        """Take the new states of all groups, or of none. Returns whether the step counts, the same on every rank."""
         engine = self._engine
         counted = all(outcome.finite for outcome in self._outcomes)
         engine.stats.record(self._stats(counted))

@@ -1,7 +1,7 @@
-"""Error feedback: what was not delivered is added to the next gradient.
+"""Error feedback: undelivered entries are added to the next gradient.
 
-Each form keeps a spare for every vector it remembers. A step writes to the spares only, and the state it ends in has
-the two changed places: the state before it stays whole, and whoever holds on to it has undone the step.
+Each form keeps a spare vector for each vector of its state. A step writes to the spare vectors only, and in the new
+state the two are swapped. So the old state stays valid, and to keep it is to undo the step.
 """
 
 from gradsieve.feedback.base import Accumulated, Feedback

@@ -1,4 +1,4 @@
-"""The residual plus a gradient that lies in pieces."""
+"""Adds a gradient, which may be in several pieces, to the residual."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gradsieve.vector.pieces import Pieces
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """At least float32: small leftovers added to large ones in half precision would vanish."""
+    """Return the dtype of residuals, at least float32: half precision would lose small leftovers."""
     return dtype if dtype == torch.float64 else torch.float32
 
 
 def wide_zeros(grad: Pieces, count: int) -> list[Tensor]:
-    """Vectors for what is remembered of a gradient, in at least float32."""
+    """Return `count` vectors of a gradient's length, at least float32."""
     return [zeros(grad.numel, wide(grad.dtype), grad.device) for _ in range(count)]
 
 
 def check_like(grad: Pieces, residual: Tensor) -> None:
-    """Kernels do not check: a state of another gradient would have them read past its end."""
+    """Raise if a state belongs to another gradient. Kernels do not check, and would read past its end."""
     if grad.numel != residual.numel() or wide(grad.dtype) != residual.dtype or grad.device != residual.device:
         raise InputError(
             f"the state belongs to another gradient: it has {residual.numel()} entries, {residual.dtype}, "
@@ -33,10 +33,10 @@ def check_like(grad: Pieces, residual: Tensor) -> None:
 def add(
     residual: Tensor, grad: Pieces, out: Tensor, floor: float | None, expected: int, *, clear: bool
 ) -> Entries | None:
-    """`out = residual + grad`, zero where a piece is withheld; with a floor also what is not below it, if not too many.
+    """Compute `out = residual + grad`, with zeros for withheld pieces. Returns the entries not below the floor.
 
-    What is collected depends on how the vector lies in pieces; what a selector picks does not (it is a hint only). With
-    `clear` the gradient is zero afterwards.
+    Returns None without a floor, or if there are too many such entries. They are only a hint: which ones are collected
+    depends on the pieces, which ones a selector selects does not. With `clear` the gradient is zero afterwards.
     """
     found: list[Entries] = []
     collecting = floor is not None

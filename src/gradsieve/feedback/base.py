@@ -16,47 +16,47 @@ F = TypeVar("F")
 
 
 class Accumulated(NamedTuple):
-    """What is selected from in a step."""
+    """The vector from which a step selects."""
 
     vector: Tensor  # residual plus gradient
-    candidates: Entries | None = None  # its entries that are not below the floor, if they were collected
-    out_is_clear: bool = False  # whether the vector that the mean is written to is all zero now
+    candidates: Entries | None = None  # its entries not below the floor, if they were collected
+    out_is_clear: bool = False  # whether the vector for the mean is all zero now
 
 
 class Feedback(Protocol[F]):
-    """Accumulates gradients into what is selected from, and settles what becomes of it."""
+    """Adds the residual to gradients before the selection, and computes the new residual after the reduction."""
 
     def init(self, grad: Pieces) -> F:
-        """The state before the first step, for gradients like this one."""
+        """Return the state before the first step, for gradients like `grad`."""
         ...
 
     def accumulate(self, grad: Pieces, out: Pieces, state: F, floor: float | None, expected: int) -> Accumulated:
-        """The vector to select from; with a floor, also its entries that are not below it, about `expected`.
+        """Return the vector to select from. With a floor, also its entries not below it, about `expected`.
 
-        `out` is where the result of the step will be written, and free to be used until then; it may be `grad` itself,
-        whose values are gone then.
+        The mean will be written to `out`, whose memory is free until then. It may be `grad` itself, whose values are
+        then lost.
         """
         ...
 
     def settle(self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: F) -> F:
-        """The state after a step in which `local` was sent and `leftover` came back; `state` itself stays as it is.
+        """Return the state after a step in which `local` was sent and `leftover` was not delivered.
 
-        Of `grad` only the places still count: its values have been overwritten.
+        `state` is not changed. Of `grad` only the ranges of its pieces are used: its values have been overwritten.
         """
         ...
 
     def vectors(self, state: F) -> dict[str, Tensor]:
-        """What is remembered of each entry, by name: what a checkpoint must keep."""
+        """Return the vectors of the state by name, which a checkpoint must keep."""
         ...
 
     def rescale_(self, state: F, factor: float) -> None:
-        """Gradients come `factor` times as large from now on, and so must what is owed of them."""
+        """Multiply the state by `factor`, as later gradients are after a change of the loss scale."""
         ...
 
 
 @dataclass(frozen=True, repr=False)
 class WrappedFeedback(Feedback[Any]):
-    """Does and prints as the feedback inside: base of those that measure it."""
+    """Base of wrappers that measure feedback. It behaves and prints as the feedback inside."""
 
     inner: Feedback[Any]
 

@@ -18,7 +18,7 @@ from gradsieve.vector.pieces import Pieces
 
 
 class MomentumState(NamedTuple):
-    """Velocity and residual, and room for the next of each."""
+    """Velocity and residual, and a spare vector for each."""
 
     velocity: Tensor
     residual: Tensor
@@ -28,13 +28,16 @@ class MomentumState(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentumResidual(Feedback[MomentumState]):
-    """Momentum correction and factor masking, from Deep Gradient Compression (Lin et al., ICLR 2018).
+    """Momentum correction and factor masking, from Deep Gradient Compression.
 
-    u = momentum * u + grad; v += u; entries of v are sent; u and v are cleared where they were delivered. It takes the
-    place of the optimizer's momentum, whose buffer it uses instead: give it to an optimizer without momentum.
+    Lin et al., ICLR 2018, https://arxiv.org/abs/1712.01887. With velocity u and residual v:
+    1. u = momentum * u + grad
+    2. v += u, and entries of v are sent
+    3. u and v are cleared at delivered entries
+    It replaces the optimizer's momentum, so use it with an optimizer without momentum.
     """
 
-    momentum: float = 0.9  # as the optimizer's; 0 is plain error feedback
+    momentum: float = 0.9  # as an optimizer's; 0 is plain error feedback
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -61,7 +64,7 @@ class MomentumResidual(Feedback[MomentumState]):
     def settle(
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: MomentumState
     ) -> MomentumState:
-        delivered = _delivered(local, leftover)  # before: a full vector that is sent lies in `accumulated` itself
+        delivered = _delivered(local, leftover)  # first, since `local` may share the memory of `accumulated`
         take_off_(accumulated, local, leftover)
         take_off_(state.spare_velocity, delivered, SparseVector.empty(local.numel, accumulated))
         keep_withheld_(grad, state.residual, accumulated)
@@ -79,11 +82,11 @@ class MomentumResidual(Feedback[MomentumState]):
 
 
 def _delivered(local: SparseVector, leftover: SparseVector) -> SparseVector:
-    """The entries of which less than half came back: a lossy code leaves a little over of what it delivers."""
+    """Return the sent entries of which less than half is left over: a lossy code leaves rounding errors."""
     if leftover.nnz == 0 or local.nnz == 0:
         return local
-    places = torch.searchsorted(local.indices, leftover.indices).clamp_(max=local.nnz - 1)
-    sent = local.values[places].abs()
-    came_back = (local.indices[places] == leftover.indices) & (2 * leftover.values.abs() >= sent)
-    entries = leftover.indices[came_back], leftover.values[came_back]
+    positions = torch.searchsorted(local.indices, leftover.indices).clamp_(max=local.nnz - 1)
+    sent = local.values[positions].abs()
+    undelivered = (local.indices[positions] == leftover.indices) & (2 * leftover.values.abs() >= sent)
+    entries = leftover.indices[undelivered], leftover.values[undelivered]
     return local.without(SparseVector.trusted(entries, local.numel))

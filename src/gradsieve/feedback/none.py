@@ -21,7 +21,7 @@ class NothingKept(NamedTuple):
 
 @dataclass(frozen=True)
 class NoFeedback(Feedback[NothingKept]):
-    """What is not delivered is lost: for dense exchange, where that is nothing, and to show why feedback matters."""
+    """Drops undelivered entries. For dense exchange, which has none, and as a baseline without error feedback."""
 
     @override
     def init(self, grad: Pieces) -> NothingKept:

@@ -16,7 +16,7 @@ from gradsieve.vector.pieces import Pieces
 
 
 class ResidualState(NamedTuple):
-    """What was left over so far, and room for the next accumulation."""
+    """The residual, and a spare vector for the next one."""
 
     residual: Tensor
     spare: Tensor

@@ -1,4 +1,4 @@
-"""What stays with this rank after a step."""
+"""Computes the new residual of a rank after a reduction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _replace_(accumulated: Tensor, sent: SparseVector, leftover: SparseVector) -
 
 
 def keep_withheld_(grad: Pieces, old: Tensor, new: Tensor) -> None:
-    """What a withheld piece had before the step is what it has after."""
+    """Copy the old values of withheld pieces, which had no part in the step."""
     for start, stop, _, withheld in grad:
         if withheld:
             new[start:stop] = old[start:stop]

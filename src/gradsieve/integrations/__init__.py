@@ -1,5 +1,5 @@
-"""Front ends: what Lightning, Accelerate and the Hugging Face Trainer need beside `attach`.
+"""Integrations with Lightning, Accelerate and the Hugging Face Trainer.
 
-Each module imports its framework, so none is imported here: ask for the one you use, such as
+Each module imports its framework, so none is imported here. Import the one that you use, such as
 `from gradsieve.integrations.lightning import SieveCallback`.
 """

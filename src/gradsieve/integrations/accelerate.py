@@ -1,7 +1,7 @@
-"""Accelerate: `attach` after `prepare()`, then `save_with` for saving and loading, and `clip_with` for clipping.
+"""Accelerate: `attach` after `prepare()`, then `save_with` for checkpoints and `clip_with` for clipping.
 
-`accelerator.register_for_checkpointing(sieve)` is not enough: only the main process writes what is registered there,
-and a rank that is given another's state refuses it.
+`accelerator.register_for_checkpointing(sieve)` is not enough: only the main process writes registered objects, and a
+rank refuses the state of another rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,20 @@ CLIPPING = {"clip_grad_norm_": "max_norm", "clip_grad_value_": "clip_value"}
 
 
 def save_with(accelerator: Any, model: DistributedDataParallel, sieve: Sieve) -> None:
-    """Have every rank's state saved and loaded with the accelerator's. `model` is what `sieve` is attached to."""
+    """Save and load each rank's state with the accelerator's checkpoints.
+
+    Args:
+        accelerator: The `Accelerator`.
+        model: The prepared model, to which `sieve` is attached.
+        sieve: The sieve that `attach` returned.
+
+    Example::
+
+        model, optimizer = accelerator.prepare(model, optimizer)
+        sieve = gradsieve.attach(model, optimizer=optimizer)
+        save_with(accelerator, model, sieve)
+        accelerator.save_state("checkpoint")
+    """
 
     def save(models: list[Any], weights: list[Any], folder: str) -> None:
         resuming.save_in(folder, sieve)
@@ -32,17 +45,22 @@ def save_with(accelerator: Any, model: DistributedDataParallel, sieve: Sieve) ->
 
 
 def clip_with(accelerator: Any, sieve: Sieve) -> Callable[[], None]:
-    """Have `accelerator.clip_grad_norm_` and `clip_grad_value_` multiply their limits by `sieve.clip_factor`.
+    """Multiply the limits of `accelerator.clip_grad_norm_` and `clip_grad_value_` by `sieve.clip_factor`.
 
-    Only where they clip parameters of this sieve. Give the limits that dense training would use.
+    Only calls that clip parameters of this sieve are changed. Use the limits that dense training would use.
+
+    Args:
+        accelerator: The `Accelerator`.
+        sieve: The sieve that `attach` returned.
 
     Returns:
-        A function that takes it back.
+        A function that undoes it.
 
-    Example:
-        >>> clip_with(accelerator, sieve)
-        >>> accelerator.backward(loss)
-        >>> accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    Example::
+
+        clip_with(accelerator, sieve)
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
     """
     multiply_limits(accelerator, CLIPPING, sieve)
     return lambda: restore_limits(accelerator, CLIPPING, sieve)

@@ -1,4 +1,4 @@
-"""What the callbacks of all front ends are given, and what they hand to `attach`."""
+"""The arguments that all callbacks share, and those that they pass to `attach`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Exchanged = Literal["updates", "gradients"]
 
 
 class Choice:
-    """Settings of `attach`, kept until the framework has a wrapped model and an optimizer."""
+    """Arguments of `attach`, kept until the framework has wrapped the model and made an optimizer."""
 
     def __init__(
         self,
@@ -27,12 +27,12 @@ class Choice:
         self._settings = {"recipe": recipe, "density": density, **settings}
 
     def for_attach(self, optimizers: list[Any], scaler: Any) -> dict[str, Any]:
-        """The keyword arguments of `attach`, given the framework's optimizers and its scaler."""
+        """Return the keyword arguments of `attach` for the framework's optimizers and scaler."""
         if self._exchange == "gradients":
             return {"scaler": scaler, **self._settings}
         if len(optimizers) != 1:
             raise InputError(
-                f"updates of one optimizer can be exchanged, and this trainer has {len(optimizers)}: "
+                f"the updates of one optimizer can be exchanged, and this trainer has {len(optimizers)}: "
                 'give SieveCallback exchange="gradients" and a density'
             )
         return {"optimizer": optimizers[0], **self._settings}

@@ -1,8 +1,8 @@
-"""A framework's clipping, at the limit for a rank's own gradient where updates are exchanged.
+"""Adjusts a framework's clipping limit to a rank's own gradient if updates are exchanged.
 
-A user's limit is meant for the mean over all ranks. Where updates are exchanged, the framework clips one rank's own
-gradient, which is longer (see `Sieve.clip_factor`). So the framework's clipping methods are replaced on the object that
-they are called on. The user's settings keep their values, and the framework's errors and logs show these.
+A user's limit is meant for the mean over all ranks. If updates are exchanged, the framework clips one rank's own
+gradient, which is longer (see `Sieve.clip_factor`). So the framework's clipping methods are replaced on their object.
+The user's settings keep their values, which the framework's errors and logs show.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gradsieve.sieve import Sieve
 
 
 def multiply_limits(owner: Any, methods: Mapping[str, str], sieve: Sieve) -> None:
-    """Have clipping methods of `owner` multiply their limits for the parameters of `sieve`.
+    """Let clipping methods of `owner` multiply their limits for the parameters of `sieve`.
 
-    `methods` has the name of each method's argument that is the limit. The first argument is what is clipped: an
-    optimizer, or parameters. Doing it again for the same sieve changes nothing.
+    `methods` maps each method to the name of its argument that is the limit. The first argument of a method must be an
+    optimizer or parameters. A second call for the same sieve changes nothing.
     """
     for method, limit in methods.items():
         clip = getattr(owner, method)
@@ -33,14 +33,14 @@ def multiply_limits(owner: Any, methods: Mapping[str, str], sieve: Sieve) -> Non
 
 
 def restore_limits(owner: Any, methods: Mapping[str, str], sieve: Sieve | None) -> None:
-    """Take back what `multiply_limits` did for this sieve."""
+    """Undo `multiply_limits` for this sieve."""
     for method in methods:
         clip = getattr(owner, method)
         if isinstance(clip, _OwnClipping):
             clip.sieves = [each for each in clip.sieves if each is not sieve]
             if not clip.sieves:
                 delattr(owner, method)
-                if getattr(owner, method) != clip.framework:  # it was the object's own, not its class's
+                if getattr(owner, method) != clip.framework:  # it was set on the object, not on its class
                     setattr(owner, method, clip.framework)
 
 
@@ -55,7 +55,7 @@ class _OwnClipping:
         functools.update_wrapper(self, framework)
 
     def __call__(self, clipped: Any, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(clipped, "param_groups"):  # an iterator can be read once only
+        if not hasattr(clipped, "param_groups"):  # an iterator can be read only once
             clipped = [clipped] if isinstance(clipped, Tensor) else list(clipped)
         call = self._signature.bind(clipped, *args, **kwargs)
         if self._limit in call.arguments:

@@ -1,7 +1,7 @@
 """Lightning: `Trainer(strategy="ddp", callbacks=[SieveCallback()])`.
 
-`DDPStrategy(ddp_comm_hook=...)` is registered on CUDA only and ignored without a word elsewhere; a callback works on
-both. A checkpoint of Lightning is one file, which rank 0 writes: so the ranks' states are gathered into it.
+`DDPStrategy(ddp_comm_hook=...)` is registered on CUDA only, and silently ignored elsewhere. A callback works on both. A
+checkpoint of Lightning is one file, which rank 0 writes. So the states of all ranks are gathered into it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,27 @@ except ImportError:
         ) from error
 
 CHECKPOINT_KEY = "gradsieve"
-CLIPPING = {"clip_gradients": "clip_val"}  # of the precision plugin: norms and values, also of a user's own hook
+CLIPPING = {"clip_gradients": "clip_val"}  # of the precision plugin: norms and values, including a user's own hook
 
 
 class SieveCallback(Callback):
-    """Attaches when training starts, saves and resumes with the trainer's checkpoints. Takes what `attach` takes.
+    """Attaches a sieve when training starts, and saves and resumes with the trainer's checkpoints.
 
-    The updates of the trainer's optimizer are exchanged; with `exchange="gradients"`, its gradients. Where updates are,
-    the trainer clips at `gradient_clip_val` times `sieve.clip_factor` while it trains.
+    If updates are exchanged, the trainer clips at `gradient_clip_val` times `sieve.clip_factor` while it trains. The
+    attribute `sieve` is the handle, once training has started.
+
+    Args:
+        recipe: As for `attach`.
+        density: As for `attach`.
+        exchange: "updates" of the trainer's optimizer, or "gradients".
+        **settings: Further keyword arguments of `attach`.
+
+    Raises:
+        InputError: `exchange` is neither of the two.
+
+    Example::
+
+        Trainer(strategy="ddp", devices=4, callbacks=[SieveCallback()])
     """
 
     def __init__(
@@ -51,12 +64,12 @@ class SieveCallback(Callback):
     ) -> None:
         self._choice = Choice(recipe, density, exchange, settings)
         self._group: dist.ProcessGroup | None = None
-        self._states: list[Any] | None = None  # of all ranks, from the checkpoint that is resumed from
+        self._states: list[Any] | None = None  # the states of all ranks, from the checkpoint to resume from
         self._resumes = False
         self.sieve: Sieve | None = None  # once training has started
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The model has been wrapped by now."""
+        """Attach: the model has been wrapped by now."""
         model = trainer.strategy.model
         if not isinstance(model, DistributedDataParallel):
             raise InputError(
@@ -75,15 +88,15 @@ class SieveCallback(Callback):
         multiply_limits(trainer.precision_plugin, CLIPPING, self.sieve)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The trainer's clipping is its own again."""
+        """Restore the trainer's clipping."""
         restore_limits(trainer.precision_plugin, CLIPPING, self.sieve)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Training has ended, too."""
+        """Restore the trainer's clipping, since training has ended."""
         restore_limits(trainer.precision_plugin, CLIPPING, self.sieve)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """All ranks come here, and rank 0 writes."""
+        """Gather the states of all ranks, for the file that rank 0 writes."""
         if self.sieve is None:
             return
         comm = self.sieve.engine.comm
@@ -93,6 +106,6 @@ class SieveCallback(Callback):
             checkpoint[CHECKPOINT_KEY] = states
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Comes before the model is wrapped: kept until training starts."""
+        """Keep the states until training starts: the model has not been wrapped yet."""
         self._resumes = True
         self._states = checkpoint.get(CHECKPOINT_KEY)

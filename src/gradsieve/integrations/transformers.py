@@ -1,7 +1,7 @@
 """Hugging Face Trainer: `trainer.add_callback(SieveCallback(trainer))`, started by torchrun.
 
-Callbacks are shown the bare model, never the wrapped one: so the trainer itself is handed over. Each rank's state
-lies in the trainer's checkpoint folders, as its random states do, and goes when they are rotated away.
+Callbacks get the bare model, never the wrapped one. So the callback needs the trainer itself. Each rank's state is
+saved to the trainer's checkpoint folders, as its random states are, and is deleted with them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,27 @@ except ImportError as error:
 
 
 class SieveCallback(TrainerCallback):
-    """Attaches when training begins, saves and resumes with the trainer's checkpoints. Takes what `attach` takes.
+    """Attaches a sieve when training begins, and saves and resumes with the trainer's checkpoints.
 
-    The updates of the trainer's optimizer are exchanged; with `exchange="gradients"`, its gradients. Where updates are,
-    the trainer clips at `max_grad_norm` times `sieve.clip_factor` while it trains.
+    If updates are exchanged, the trainer clips at `max_grad_norm` times `sieve.clip_factor` while it trains. The
+    attribute `sieve` is the handle, once training has begun.
 
-    `resume_from` is the folder given to `trainer.train(resume_from_checkpoint=...)`, needed only if it is not the
-    `checkpoint-<step>` in the output folder: the trainer does not tell its callbacks.
+    Args:
+        trainer: The trainer.
+        recipe: As for `attach`.
+        density: As for `attach`.
+        exchange: "updates" of the trainer's optimizer, or "gradients".
+        resume_from: The folder given to `trainer.train(resume_from_checkpoint=...)`, which the trainer does not pass to
+            callbacks. Needed only if it is not `checkpoint-<step>` in the output folder.
+        **settings: Further keyword arguments of `attach`.
+
+    Raises:
+        InputError: `exchange` is neither of the two.
+
+    Example::
+
+        trainer.add_callback(SieveCallback(trainer))
+        trainer.train()
     """
 
     def __init__(
@@ -58,14 +72,14 @@ class SieveCallback(TrainerCallback):
         self.sieve: Sieve | None = None  # once training has begun
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """The model has been wrapped by now, and a checkpoint's weights loaded."""
+        """Attach and resume: the model has been wrapped by now, and a checkpoint's weights have been loaded."""
         model = self._trainer.model_wrapped
         if not isinstance(model, DistributedDataParallel):
             raise InputError(
                 f"SieveCallback needs a model wrapped by DDP, got {type(model).__name__}: start the script with "
                 "torchrun --nproc-per-node=N, N at least 2"
             )
-        if self.sieve is None or model is not self._model:  # else train() was called once more
+        if self.sieve is None or model is not self._model:  # otherwise train() was called again
             restore_limits(self._trainer.accelerator, CLIPPING, self.sieve)
             scaler = getattr(self._trainer.accelerator, "scaler", None)
             settings = self._choice.for_attach([self._trainer.optimizer], scaler)
@@ -76,15 +90,15 @@ class SieveCallback(TrainerCallback):
         multiply_limits(self._trainer.accelerator, CLIPPING, self.sieve)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """The trainer's clipping is its own again."""
+        """Restore the trainer's clipping."""
         restore_limits(self._trainer.accelerator, CLIPPING, self.sieve)
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """All ranks come here, after the trainer has written its own files."""
+        """Write this rank's state, after the trainer has written its own files. All ranks call it."""
         if self.sieve is not None and not args.save_only_model:
             resuming.save_in(checkpoint_folder(args, state), self.sieve)
 
 
 def checkpoint_folder(args: Any, state: Any) -> Path:
-    """Where the trainer saves at this step."""
+    """Return the folder of the trainer's checkpoint at this step."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -1,4 +1,4 @@
-"""Optimizers: for loops without DDP, for updates that are exchanged, and for gradients delivered only occasionally."""
+"""Optimizers: for loops without DDP, for exchanged updates, and for entries that are updated only occasionally."""
 
 from gradsieve.optim.lazy import LazyAdam
 from gradsieve.optim.papers import GaussianKSGD, GTopkSGD, OkTopkSGD

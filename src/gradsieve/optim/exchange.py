@@ -1,4 +1,4 @@
-"""What the optimizers share: named gradients in, means over all ranks out, in one call and on the caller's thread."""
+"""The exchange that the optimizers share: named gradients become means over all ranks, on the calling thread."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ STATE_KEY = "gradsieve"
 
 
 class Options(TypedDict, total=False):
-    """What all optimizers take besides their own settings. All ranks give the same."""
+    """Keyword arguments of all optimizers, described at `DistributedOptimizer`. The same on all ranks."""
 
-    rules: Rules | None  # which parameters go dense; small and 1-D ones if not given
-    group_mb: float | None  # the most that is selected from as one; None, the default, is the whole model
-    local_clip_norm: float | None  # DGC: clips each rank's own gradient before it is added to what it owes
-    comm: Comm | dist.ProcessGroup | None  # None: the default process group
-    timeout_seconds: float | None  # how long to wait for a peer; that of the process group if not given
-    start: str  # "broadcast": take on rank 0's parameters, "check": raise if they differ, "trust": neither
-    sinks: Sequence[Sink]  # get the figures of every step
+    rules: Rules | None
+    group_mb: float | None
+    local_clip_norm: float | None
+    comm: Comm | dist.ProcessGroup | None
+    timeout_seconds: float | None
+    start: str
+    sinks: Sequence[Sink]
 
 
 class Exchange:
-    """One model's gradients on one rank. All ranks make it together: it communicates."""
+    """Exchanges the gradients of one model on one rank. All ranks make it together, since it communicates."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], recipe: Recipe, density: float | Schedule, options: Options
@@ -50,7 +50,7 @@ class Exchange:
             )
 
     def __call__(self, grads: Mapping[str, Tensor], loss_scale: float = 1.0) -> bool:
-        """Overwrite flat gradients with their means; whether the step counts, the same on every rank."""
+        """Overwrite flat gradients with their means. Returns whether the step counts, the same on every rank."""
         step = Step(self.sieve.engine, loss_scale)
         for name, grad in grads.items():
             step.deliver(name, grad)
@@ -61,16 +61,16 @@ class Exchange:
         return counted
 
     def add_state_to(self, state: dict[str, Any]) -> dict[str, Any]:
-        """An optimizer's state with this rank's own beside it."""
+        """Return an optimizer's state with the state of this rank's exchange added."""
         return {**state, STATE_KEY: self.sieve.state_dict()}
 
 
 def take_state_from(state: Mapping[str, Any], sieve: Sieve) -> dict[str, Any]:
-    """Have a sieve go on from this rank's own state; returns the optimizer's."""
+    """Load the sieve's part of a state, and return the optimizer's part."""
     if STATE_KEY not in state:
         raise InputError(
-            f"rank {sieve.engine.comm.rank}: the state does not say what is owed (no {STATE_KEY!r} in it): it was "
-            "saved by another optimizer; load it into that one before wrapping it"
+            f"rank {sieve.engine.comm.rank}: the state has no residuals (no {STATE_KEY!r} in it): it was saved by "
+            "another optimizer; load it into that one before wrapping it"
         )
     sieve.load_state_dict(state[STATE_KEY])
     return {key: value for key, value in state.items() if key != STATE_KEY}
@@ -84,10 +84,10 @@ def agreed(
     kinds: Mapping[str, Hashable] | None = None,
     **facts: str,
 ) -> tuple[tuple[Group, ...], CountingComm]:
-    """Groups and network, once all ranks have found that they mean the same and begin with the same parameters."""
+    """Return groups and network, after all ranks have compared settings and have the same parameters."""
     unknown = set(options) - set(Options.__annotations__)
     if unknown:
-        raise TypeError(f"unknown options {sorted(unknown)}; there are {sorted(Options.__annotations__)}")
+        raise TypeError(f"unknown options {sorted(unknown)}; allowed: {sorted(Options.__annotations__)}")
     start = options.get("start", "broadcast")
     if start not in START:
         raise InputError(f"start must be one of {', '.join(START)}, got {start!r}")
@@ -99,12 +99,12 @@ def agreed(
 
 
 def flat(grad: Tensor) -> Tensor:
-    """A gradient as a vector: the same memory if it lies in order, a copy if not."""
+    """Return a gradient as a vector: a view if it is contiguous, otherwise a copy."""
     return grad.detach().reshape(-1)
 
 
 def check_dense(name: str, grad: Tensor, rank: int) -> None:
-    """Sparse gradients have no place in a vector."""
+    """Raise if a gradient is a sparse tensor."""
     if grad.layout != torch.strided:
         raise InputError(
             f"rank {rank}: parameter {name} has a sparse gradient, which cannot be exchanged: "
@@ -115,7 +115,7 @@ def check_dense(name: str, grad: Tensor, rank: int) -> None:
 def _network(comm: Comm | dist.ProcessGroup | None, timeout_seconds: float | None) -> Comm:
     if isinstance(comm, Comm):
         if timeout_seconds is not None:
-            raise InputError("timeout_seconds goes with a process group; a Comm has its own")
+            raise InputError("timeout_seconds is for a process group; a Comm has its own timeout")
         return comm
     group = TorchComm(comm).group
     return TorchComm(group, timeout_seconds=checked_timeout(group, timeout_seconds))

@@ -1,17 +1,19 @@
-"""Adam for gradients that are delivered now and then.
+"""Adam with per-entry step counts, for entries that are updated only occasionally.
 
-Adam divides a gradient by the root of the mean of its squares over all steps. Where entries are delivered sparsely most
-of those squares are zeros that nobody sent, and the mean is too small: an entry that comes first after t steps is moved
-sqrt(t) times the learning rate, and all that were owed for long come so at about the same time. Here an entry's mean is
-over the steps in which it was delivered:
-1. c += 1, where the gradient is not zero; nothing else of the entry changes elsewhere
+Adam divides a gradient by the root mean square over all steps. If entries are delivered sparsely, most of these squares
+are zeros that no rank sent, and the mean is too small. An entry that is first delivered after t steps moves by sqrt(t)
+times the learning rate, and many such entries are delivered at about the same time. Here an entry's mean is over the
+steps in which it was delivered. Where the gradient g is not zero:
+1. c += 1
 2. v += (g² - v) (1 - beta) / (1 - beta^c): Adam's mean with its correction for the start, counted in deliveries
 3. w -= lr * g / (sqrt(v) + eps)
-This is what `torch.optim.SparseAdam` and TensorFlow's LazyAdam do for rows of embeddings, but for the count: theirs is
-of all steps, so that they too move what comes late too far. There are no first moments: what error feedback delivers is
-a sum over steps already, and momentum on top of it comes too late.
+Nothing changes where it is zero.
 
-Only delivered entries are touched: a step reads the gradient once and a few percent of the rest.
+Cost: one pass over the gradient. Of moments and parameters only the delivered entries are read, a few percent.
+
+Where this differs from `torch.optim.SparseAdam` and TensorFlow's LazyAdam, which do the same for rows of embeddings:
+they count all steps, so that entries delivered late move too far. Here are no first moments either: error feedback
+already delivers sums over steps, and momentum added to them acts too late.
 """
 
 from __future__ import annotations
@@ -30,16 +32,36 @@ from gradsieve.kernels import kernels
 
 DTYPES = (torch.float32, torch.float64)
 MOST_COUNTED = 1 << 20  # deliveries; counts are floats, exact up to 2^24
-NEGLIGIBLE = 2.0**-24  # what is left of the correction when counting may stop
-FIRST_GUESS = 32  # one entry in so many is thought to be delivered at first
+NEGLIGIBLE = 2.0**-24  # counting may stop when the correction differs from one by less
+FIRST_GUESS = 32  # at the first step, one entry in this many is expected to be delivered
 
 
 class LazyAdam(Optimizer):
-    """Adam without first moments, whose second moments count deliveries. For gradients that a sieve has written.
+    """Adam with per-entry step counts, for sparsely exchanged gradients.
 
-    `beta` is Adam's second one: more smooths over more deliveries. `weight_decay` is apart from the gradient, as in
-    AdamW, and for all entries in every step. Dense gradients are moved as by `torch.optim.Adam` with betas
-    `(0, beta)`, but for entries that are exactly zero.
+    It has no first moments. Its second moments are means over the steps in which an entry was delivered, that is, not
+    zero. For dense gradients it steps as `torch.optim.Adam` with betas `(0, beta)`, except for entries that are exactly
+    zero.
+
+    Args:
+        params: Parameters or parameter groups, float32 or float64.
+        lr: The learning rate.
+        beta: Decay of the second moments, Adam's second beta. More smooths over more deliveries.
+        eps: Added to the denominator.
+        weight_decay: Decoupled from the gradient, as in AdamW. It applies to all entries at every step.
+
+    Raises:
+        InputError: A value is outside its range, or a parameter has another dtype.
+
+    Example:
+        >>> import gradsieve
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(4))
+        >>> optimizer = gradsieve.LazyAdam([weight], lr=0.1)
+        >>> weight.grad = torch.tensor([0.0, 0.0, 2.0, 0.0])
+        >>> optimizer.step()
+        >>> weight.detach()
+        tensor([1.0000, 1.0000, 0.9000, 1.0000])
     """
 
     def __init__(
@@ -55,16 +77,16 @@ class LazyAdam(Optimizer):
                 raise InputError(f"{name} must be finite and not negative, got {value}")
         if not 0 <= beta < 1:
             raise InputError(f"beta must be in [0, 1), got {beta}")
-        self._guesses: dict[Tensor, int] = {}  # how many entries will come; a wrong guess costs a second pass
+        self._guesses: dict[Tensor, int] = {}  # delivered entries per parameter; a wrong guess costs a second pass
         super().__init__(params, {"lr": lr, "beta": beta, "eps": eps, "weight_decay": weight_decay})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Optimizers are copied and pickled without what they have beside their state.
+        # Optimizers are copied and pickled without attributes of their own.
         super().__setstate__(state)
         self._guesses = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Parameters are float32 or float64: moments of anything shorter would not move."""
+        """Add parameters, float32 or float64: shorter moments would not change in small steps."""
         super().add_param_group(param_group)
         for parameter in self.param_groups[-1]["params"]:
             if parameter.dtype not in DTYPES:
@@ -72,7 +94,7 @@ class LazyAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move what was delivered."""
+        """Move the parameters where gradients were delivered."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -105,7 +127,7 @@ class LazyAdam(Optimizer):
 
 @cache
 def _weights(beta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Of a new square in the mean, by how many came before; the last one holds for all that follow."""
+    """Return the weight of the c-th square in the mean, for c = 1, 2, ...; the last weight is for all later c."""
     counted = 1 if beta == 0 else min(MOST_COUNTED, math.ceil(math.log(NEGLIGIBLE) / math.log(beta)))
     weights = (1 - beta) / (1 - beta ** torch.arange(1, counted + 1, dtype=torch.float64))
     return weights.to(device, dtype)

@@ -1,4 +1,4 @@
-"""Whose gradients are exchanged: an optimizer's parameters, by the names the model gives them."""
+"""The parameters whose gradients are exchanged: those of the optimizer, by their names in the model."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ BOTH = (
 
 
 def named_parameters(model: Named) -> dict[str, Tensor]:
-    """Those that require gradients, in order. A DDP model is refused, also by the names it gives."""
+    """Return the parameters that require gradients, in order. A DDP model is refused, also by its names."""
     if isinstance(model, DistributedDataParallel):
         raise InputError(f"the model is wrapped already: {BOTH}")
     try:
         pairs = list(model.named_parameters() if isinstance(model, nn.Module) else model)
         found = {str(name): tensor for name, tensor in pairs if tensor.requires_grad and tensor.numel()}
     except (TypeError, ValueError, AttributeError):
-        raise InputError("parameters must be a model, or pairs as model.named_parameters() gives them") from None
+        raise InputError("parameters must be a model, or pairs as model.named_parameters() returns them") from None
     if len(found) < len({id(tensor) for _, tensor in pairs if tensor.requires_grad and tensor.numel()}):
-        raise InputError("every parameter needs a name of its own, but some names come twice")
+        raise InputError("every parameter needs a name of its own, and some names occur twice")
     if found and all(name.startswith("module.") for name in found):
-        raise InputError(f"all names begin with 'module.', as those of a wrapped model: {BOTH}")
+        raise InputError(f"all names begin with 'module.', as in a wrapped model: {BOTH}")
     for name, tensor in found.items():
         if hasattr(tensor, "placements"):
             raise InputError(f"parameter {name} is sharded (a DTensor): only whole replicas can be exchanged here")
@@ -40,7 +40,7 @@ def named_parameters(model: Named) -> dict[str, Tensor]:
 
 
 def parameters_of(optimizer: Optimizer, model: Named) -> dict[str, Tensor]:
-    """An optimizer's parameters by name; each must have one."""
+    """Return an optimizer's parameters by name; each must have one."""
     owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     named = {name: tensor for name, tensor in named_parameters(model).items() if id(tensor) in owned}
     trained = [tensor for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad]

@@ -1,11 +1,13 @@
-"""The papers' own optimizers.
+"""The optimizers of the papers.
 
-Ok-Topk SGD (Li and Hoefler, PPoPP 2022, Algorithm 2) has the learning rate inside the residual:
+Ok-Topk SGD (Li and Hoefler, PPoPP 2022, https://arxiv.org/abs/2201.07598, Algorithm 2) has the learning rate inside the
+residual:
 1. accumulated = residual + lr * grad
 2. total, leftover = Ok-Topk of accumulated
-3. w -= total / P; residual = accumulated without what was delivered
-gTop-k S-SGD (Shi et al., ICDCS 2019) and GaussianK-SGD (Shi et al., 2019) keep the residual in units of the gradient,
-and apply the learning rate, and momentum, to the mean.
+3. w -= total / P; residual = accumulated without the delivered entries
+gTop-k S-SGD (Shi et al., ICDCS 2019, https://arxiv.org/abs/1901.04359) and GaussianK-SGD (Shi et al., 2019,
+https://arxiv.org/abs/1911.08772) keep the residual in units of the gradient, and apply the learning rate and momentum
+to the mean.
 """
 
 from __future__ import annotations
@@ -27,11 +29,34 @@ from gradsieve.sieve import Sieve
 
 
 class OkTopkSGD(Optimizer):
-    """Ok-Topk SGD as published: what is owed was multiplied by the learning rate of the step it comes from.
+    """Ok-Topk SGD as published: a gradient enters the residual times the learning rate of its step.
 
-    After a cut of the learning rate, old leftovers still arrive at full size; in units of the gradient they would
-    shrink with it. `weight_decay` adds that much of the parameters to the gradient, before all else. `.grad` stays as
-    it is.
+    After a cut of the learning rate, the residual is still delivered at its old size. In units of the gradient it would
+    shrink as well. `.grad` is not changed. All ranks make it together, and step together.
+
+    Args:
+        parameters: The model, or its `named_parameters()`. It must not be wrapped in DDP.
+        lr: The learning rate.
+        density: Fraction of the entries to send per step, or a schedule of it.
+        weight_decay: This multiple of the parameters is added to the gradient, before everything else.
+        **options: The keyword arguments of `DistributedOptimizer` from `rules` to `sinks`.
+
+    Raises:
+        InputError: An argument is not allowed.
+        MismatchError: The ranks have different settings or models.
+
+    Example:
+        >>> import gradsieve
+        >>> import torch
+        >>> from gradsieve.testing import run_ranks
+        >>> def train(comm):
+        ...     model = torch.nn.Linear(64, 64)
+        ...     optimizer = gradsieve.OkTopkSGD(model, lr=0.1, density=0.01, comm=comm)
+        ...     model(torch.ones(8, 64)).square().mean().backward()
+        ...     optimizer.step()
+        ...     return optimizer.sieve.stats.steps
+        >>> run_ranks(2, train)
+        [1, 1]
     """
 
     def __init__(
@@ -54,12 +79,12 @@ class OkTopkSGD(Optimizer):
 
     @property
     def sieve(self) -> Sieve:
-        """Stats, sinks, dense phases."""
+        """The handle: statistics, sinks, dense phases."""
         return self._exchange.sieve
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Exchange updates and apply their mean; no rank does if anything delivered is not finite."""
+        """Exchange `lr * grad` and subtract the mean. No rank does if a delivered entry is not finite."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -82,22 +107,22 @@ class OkTopkSGD(Optimizer):
         return flat(grad) * lr
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only while it is being made: which parameters are exchanged is agreed on at the start."""
+        """Refused after the construction, when the ranks have agreed on the parameters."""
         if "_exchange" in self.__dict__:
             raise InputError("parameters cannot be added any more: make another optimizer with all of them")
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Learning rates, and what this rank still owes. Every rank saves its own."""
+        """Return learning rates and this rank's residual. Each rank saves its own state."""
         return self._exchange.add_state_to(super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave on this rank."""
+        """Continue from the state that this rank saved."""
         super().load_state_dict(take_state_from(state_dict, self.sieve))
 
 
 class _MomentumSGD(DistributedOptimizer):
-    """Momentum SGD on the mean of what one recipe delivers."""
+    """Momentum SGD on the mean that one recipe delivers."""
 
     recipe: ClassVar[Recipe]
 
@@ -117,12 +142,68 @@ class _MomentumSGD(DistributedOptimizer):
 
 
 class GTopkSGD(_MomentumSGD):
-    """gTop-k S-SGD: momentum SGD on the mean of the k largest sums that come out of a tree."""
+    """gTop-k S-SGD: momentum SGD on the k entries that survive a tree of merges.
+
+    All ranks make it together, and step together.
+
+    Args:
+        parameters: The model, or its `named_parameters()`. It must not be wrapped in DDP.
+        lr: The learning rate.
+        density: Fraction of the entries to send per step, or a schedule of it.
+        momentum: The momentum of SGD, applied to the delivered mean.
+        weight_decay: The weight decay of SGD.
+        **options: The keyword arguments of `DistributedOptimizer` from `rules` to `sinks`.
+
+    Raises:
+        InputError: An argument is not allowed.
+        MismatchError: The ranks have different settings or models.
+
+    Example:
+        >>> import gradsieve
+        >>> import torch
+        >>> from gradsieve.testing import run_ranks
+        >>> def train(comm):
+        ...     model = torch.nn.Linear(64, 64)
+        ...     optimizer = gradsieve.GTopkSGD(model, lr=0.1, density=0.01, comm=comm)
+        ...     model(torch.ones(8, 64)).square().mean().backward()
+        ...     optimizer.step()
+        ...     return optimizer.sieve.stats.steps
+        >>> run_ranks(2, train)
+        [1, 1]
+    """
 
     recipe = RECIPES["gtopk"]()
 
 
 class GaussianKSGD(_MomentumSGD):
-    """GaussianK-SGD: momentum SGD on the mean of what each rank picked by a threshold from mean and deviation."""
+    """GaussianK-SGD: momentum SGD on entries above a threshold from mean and standard deviation.
+
+    All ranks make it together, and step together.
+
+    Args:
+        parameters: The model, or its `named_parameters()`. It must not be wrapped in DDP.
+        lr: The learning rate.
+        density: Fraction of the entries to send per step, or a schedule of it.
+        momentum: The momentum of SGD, applied to the delivered mean.
+        weight_decay: The weight decay of SGD.
+        **options: The keyword arguments of `DistributedOptimizer` from `rules` to `sinks`.
+
+    Raises:
+        InputError: An argument is not allowed.
+        MismatchError: The ranks have different settings or models.
+
+    Example:
+        >>> import gradsieve
+        >>> import torch
+        >>> from gradsieve.testing import run_ranks
+        >>> def train(comm):
+        ...     model = torch.nn.Linear(64, 64)
+        ...     optimizer = gradsieve.GaussianKSGD(model, lr=0.1, density=0.01, comm=comm)
+        ...     model(torch.ones(8, 64)).square().mean().backward()
+        ...     optimizer.step()
+        ...     return optimizer.sieve.stats.steps
+        >>> run_ranks(2, train)
+        [1, 1]
+    """
 
     recipe = RECIPES["gaussiank"]()

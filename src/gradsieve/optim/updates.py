@@ -1,4 +1,4 @@
-"""What an optimizer does in a step, exchanged after it: the way in for loops without DDP."""
+"""The exchange of an optimizer's updates after its step: the entry point for loops without DDP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradsieve.updates.adapting import aware, rates
 
 
 class UpdateExchange:
-    """One optimizer's updates on one rank. All ranks make it together: it communicates."""
+    """Exchanges the updates of one optimizer on one rank. All ranks make it together, since it communicates."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class UpdateExchange:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(
-                "exchange='updates' needs the model itself, not its named_parameters(): its forward passes run on the "
-                "local model"
+                "exchange='updates' needs the model itself, not its named_parameters(): its forward passes must run on "
+                "the local model"
             )
         settings = for_updates(Settings(recipe, schedule, options.get("local_clip_norm")), outer)
         with torch.no_grad():
@@ -50,7 +50,7 @@ class UpdateExchange:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Count the optimizer's step, and exchange if it is time. All ranks step together."""
+        """Count the optimizer's step, and exchange if that is due. All ranks step together."""
         self.engine.count_local_step()
         if self.engine.is_due:
             self.engine.is_due = False

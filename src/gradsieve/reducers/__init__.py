@@ -1,4 +1,4 @@
-"""Sparse to sparse: how all ranks sum what they picked. One file each, one line each here."""
+"""Reducers: how all ranks sum their selected entries. Each is one file, and one line here."""
 
 from typing import Any
 
@@ -26,3 +26,4 @@ REDUCERS: Registry[type[Reducer[Any]]] = Registry(
         "spardl": SparDL,
     },
 )
+"""All reducers by name."""

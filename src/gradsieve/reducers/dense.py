@@ -1,7 +1,7 @@
-"""Dense: everything is summed by the backend's all_reduce. What the sparse algorithms are measured against.
+"""Dense: the backend's all_reduce sums all entries. The sparse algorithms are measured against it.
 
-A full vector (`SparseVector.full`) is summed in place, at the price of a plain all_reduce: its values are overwritten.
-Cost: 2 (P-1)/P n words a rank.
+A full vector (`SparseVector.full`) is summed in place, at the cost of a plain all_reduce. Its values are overwritten.
+Cost: 2 (P-1)/P n words per rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradsieve.wire.channel import phase
 
 @dataclass(frozen=True)
 class Dense(StatelessReducer):
-    """One all_reduce of the whole vector; k plays no part."""
+    """One all_reduce of the whole vector. k is ignored."""
 
     @override
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
@@ -29,6 +29,6 @@ class Dense(StatelessReducer):
         return Reduced(total, SparseVector.empty(local.numel, local.values)), state
 
     def cost(self, size: int, k: int, numel: int) -> Cost:
-        """Reduce-scatter and all-gather of everything."""
+        """Reduce-scatter and all-gather of all entries."""
         words = 2 * numel * (size - 1) / size
         return Cost(2 * (size - 1), words, words)

@@ -1,11 +1,14 @@
-"""gTop-k (Shi et al., ICDCS 2019): a binary tree that keeps the k largest at every merge. Any number of ranks.
+"""gTop-k (Shi et al., ICDCS 2019, https://arxiv.org/abs/1901.04359): a binary tree that keeps k entries at every merge.
 
-1. Up the tree: a rank sends its entries to its parent, who adds them to its own and cuts the sum to k.
-2. Down the tree: the root's k entries are the total, and go the same way back.
-3. Whoever cuts or rounds keeps what it cut or rounded away, as its own leftover.
-Step 3 is not the published rule, which clears a rank's residual wherever the total has an entry, although the rank's
-contribution may have been cut on the way: what was cut is then lost (see `gtopk_paper`).
-Cost: up to 2 ceil(log2 P) messages and 4k ceil(log2 P) words at the root, 2k each way elsewhere.
+1. Up the tree: a rank sends its entries to its parent. The parent adds them to its own and cuts the sum to k.
+2. Down the tree: the root's k entries are the total, and are sent the same way back.
+3. A rank that cuts or rounds keeps the cut entries and the rounding error as its leftover.
+
+Cost: up to 2 ceil(log2 P) messages and 4k ceil(log2 P) words at the root, 2k in each direction elsewhere. Any number of
+ranks.
+
+Where this differs from the paper: step 3. The published rule clears a rank's residual wherever the total has an entry,
+although the rank's contribution may have been cut on the way. Cut entries are then lost (see `gtopk_paper`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from gradsieve.wire import Channel
 
 @dataclass(frozen=True)
 class GTopk(StatelessReducer):
-    """Tree of merges, each cut to k; what is cut stays with who cut it."""
+    """A tree of merges, each cut to k. The rank that cuts an entry keeps it."""
 
     @override
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
@@ -33,12 +36,12 @@ class GTopk(StatelessReducer):
         return Reduced(total, cut), state  # 3
 
     def cost(self, size: int, k: int, numel: int) -> Cost:
-        """The root hears from a child in every round; every other rank from fewer children, and its parent."""
+        """The root receives from a child in every round. All other ranks receive from fewer children and a parent."""
         return tree_cost(size, k, numel)
 
 
 def tree_top(local: SparseVector, k: int, channel: Channel) -> tuple[SparseVector, SparseVector]:
-    """The k entries that come out of the tree, and what this rank cut off on the way."""
+    """Return the k entries at the root of the tree, and this rank's leftover."""
     parent, children = node(channel.comm.rank, channel.comm.size)
     current, cut = local, [SparseVector.empty(local.numel, local.values)]
     for child in children:
@@ -54,6 +57,6 @@ def tree_top(local: SparseVector, k: int, channel: Channel) -> tuple[SparseVecto
 
 
 def tree_cost(size: int, k: int, numel: int) -> Cost:
-    """Of the root, which receives most."""
+    """Return the cost of the root, which receives most."""
     words = min(2 * k, numel) * num_rounds(size)
     return Cost(num_rounds(size), words, words)

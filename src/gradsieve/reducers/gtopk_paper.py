@@ -1,7 +1,7 @@
-"""gTop-k with the published residual rule, for comparison. It does not conserve.
+"""gTop-k with the published residual rule, for comparison. It breaks the law of conservation.
 
-As `gtopk`, but a rank keeps of its own entries just those whose index is not in the total. An entry that was cut at an
-inner node, while another rank's entry at the same index came through, is kept by nobody.
+As `gtopk`, except that a rank keeps those of its own entries whose index is not in the total. If an entry was cut at an
+inner node and another rank's entry at the same index was delivered, no rank keeps the cut entry.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gradsieve.wire import Channel
 
 @dataclass(frozen=True)
 class GTopkPaper(StatelessReducer):
-    """Loses what is cut at inner nodes in coordinates that come through."""
+    """gTop-k that loses entries cut at inner nodes if another rank's entry at the same index is delivered."""
 
     conserving: ClassVar[bool] = False
 
@@ -30,6 +30,7 @@ class GTopkPaper(StatelessReducer):
         total, _ = tree_top(local, k, Channel(comm, local, k, self.codec))
         return Reduced(total, local.without(total)), state
 
+    @override
     def cost(self, size: int, k: int, numel: int) -> Cost:
-        """As `GTopk`."""
+
         return tree_cost(size, k, numel)

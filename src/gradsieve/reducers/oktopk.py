@@ -1,26 +1,29 @@
-"""Ok-Topk (Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning", PPoPP 2022).
+"""Ok-Topk (Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning", PPoPP 2022,
+https://arxiv.org/abs/2201.07598).
 
-Each rank owns one of P index regions, cut so that all regions get about the same number of entries.
-1. At least every `repartition_every` steps the regions are cut anew, from where all ranks' entries lie now; sooner if
-   one owner has had far more sums than the mean.
-2. Split and reduce: entries travel to the owner of their region, destinations rotated and a few under way at once; the
-   owner adds them as they arrive.
-3. Global threshold, the magnitude that about k of all sums reach: predicted in the step before, from that step's
-   sums; or evaluated now, if there is no prediction or the last one was out of `band`.
-4. Balance and all-gather: owners keep what reaches the threshold. If the largest block exceeds `skew` times the mean,
-   the blocks are first evened out; then all gather all blocks, and with them some quantiles of all sums: from these
+Each rank owns one of P index regions. Regions are cut so that all receive about the same number of entries.
+1. At least every `repartition_every` steps the regions are cut again, from the present indices of all ranks' entries.
+   They are cut sooner if one owner has had many more sums than the mean.
+2. Split and reduce: each rank sends its entries to the owners of their regions. Destinations are rotated, with a few
+   messages in flight. The owner adds entries as they arrive.
+3. Global threshold: the magnitude that about k of all sums reach. It is predicted in the previous step from that step's
+   sums. It is evaluated in this step if there is no prediction or the last one was outside `band`.
+4. Balance and all-gather: owners keep the sums that reach the threshold. If the largest block exceeds `skew` times the
+   mean, the blocks are first evened out. Then all ranks gather all blocks, with some quantiles of all sums. From these
    every rank predicts the next threshold.
-5. What a rank sent and does not find in the total, it keeps; and what was rounded away on the way to the total.
+5. A rank keeps the entries that it sent and that are not in the total, and the rounding errors of the delivered ones.
 
-Cost: 2(P-1) messages and 2 calls in a step whose threshold was predicted, 3(P-1) and 3 in one that evaluates it;
-2k(P-1)/P to 6k(P-1)/P words a rank, about 4k(P-1)/P balanced.
+Cost: 2(P-1) messages and 2 calls in a step with a predicted threshold, 3(P-1) and 3 in a step that evaluates it.
+2k(P-1)/P to 6k(P-1)/P words per rank, about 4k(P-1)/P if balanced.
 
-Where this differs from the paper: regions (1) and threshold (3) come from gathered quantiles rather than from averaged
-proposals and from gathering all sums every 32 steps: about a KB, right also when ranks differ much. As they travel
-with the blocks, the threshold is renewed at every step at no call. Moving it by a few percent instead does not hold k:
-with error feedback many sums wait just below it and come over it together. They do so at every step while residuals
-grow, so a prediction aims at k over how many times too many came so far. Whether to balance (4) is decided by the
-sizes of the step before, which all ranks know; asking would cost a call.
+Where this differs from the paper:
+- Regions (1) and threshold (3) come from gathered quantiles, about a KB. The paper averages the ranks' proposals, and
+  gathers all sums every 32 steps. Quantiles are right even if ranks differ much.
+- Quantiles are sent with the blocks, so the threshold is renewed at every step without another call. Moving it by a few
+  percent instead does not keep the count near k: with error feedback many sums are just below the threshold and reach
+  it together. They do so at every step while residuals grow. So a prediction aims at k divided by the factor by which
+  counts have been too large.
+- Whether to balance (4) is decided by the sizes of the previous step, which all ranks know. Asking would cost a call.
 """
 
 from __future__ import annotations
@@ -43,9 +46,9 @@ from gradsieve.reducers.quantiles import Array, Spread, Summary, point_ranks
 from gradsieve.vector import SparseVector, Sum, add
 from gradsieve.wire import Channel
 
-MIN_POINTS = 32  # of a rank's sums
-SAMPLED_SUMS = 1 << 12
-LEAST_STEPS_BETWEEN_CUTS = 4  # a cut costs a call, and cannot even out what lies on one index
+MIN_POINTS = 32  # quantiles of a rank's sums, at least
+SAMPLED_SUMS = 1 << 12  # sums from which quantiles are taken; more is more accurate, and slower to sort
+LEAST_STEPS_BETWEEN_CUTS = 4  # a cut costs a call, and cannot split entries at one index
 
 
 class OkTopkState(NamedTuple):
@@ -54,23 +57,23 @@ class OkTopkState(NamedTuple):
     bounds: tuple[int, ...]  # of the regions
     step: int = 0
     cut_at: int = 0  # the step at which the regions are cut next
-    k: int = 0  # that the threshold is for
-    threshold: float = 0.0  # as predicted
-    growth: float = 1.0  # how many times more sums reach a threshold than did a step before
-    evaluate: bool = True  # whether the prediction is not to be trusted
-    skewed: bool = False  # whether the blocks must be evened out next step
+    k: int = 0  # the k for which the threshold was predicted
+    threshold: float = 0.0  # the prediction
+    growth: float = 1.0  # sums that reach a threshold, over those of the previous step
+    evaluate: bool = True  # whether the next step must evaluate the threshold
+    skewed: bool = False  # whether the next step must even out the blocks
 
 
 @dataclass(frozen=True)
 class OkTopk(Reducer[OkTopkState]):
-    """Split by balanced regions, reduce at the owners, gather what reaches a global threshold."""
+    """Split by balanced regions, sum at the owners, gather the sums that reach a global threshold."""
 
-    repartition_every: int = 64  # most steps between cuts of the regions; fewer follows moving gradients closer
-    imbalance: float = 1.15  # largest region over mean region from which they are cut anew; lower cuts more often
-    band: tuple[float, float] = (0.8, 1.25)  # counts (in k) that a prediction may give; narrower evaluates more often
-    skew: float = 4.0  # largest block over mean block from which blocks are evened out; lower balances more often
-    threshold_points: int = 128  # a rank's points for the threshold, fewer for small k; more meets k closer
-    points_per_region: int = 8  # a rank's points when regions are cut; more balances them closer
+    repartition_every: int = 64  # most steps between cuts of the regions; fewer follows moving gradients more closely
+    imbalance: float = 1.15  # largest over mean region from which regions are cut again; lower cuts more often
+    band: tuple[float, float] = (0.8, 1.25)  # accepted counts of a prediction, in k; narrower evaluates more often
+    skew: float = 4.0  # largest over mean block from which blocks are evened out; lower balances more often
+    threshold_points: int = 128  # points per rank for the threshold, fewer for small k; more comes closer to k
+    points_per_region: int = 8  # points per rank and region when regions are cut; more balances better
 
     def __post_init__(self) -> None:
         for name in ("repartition_every", "threshold_points", "points_per_region"):
@@ -114,9 +117,9 @@ class OkTopk(Reducer[OkTopkState]):
     def cost(self, size: int, k: int, numel: int) -> Cost:
         """A balanced share of every rank's entries, then about k sums.
 
-        6k(P-1)/P bounds the words while regions and threshold fit. The limit also holds when the gradient has just
-        changed altogether: then one region may get all entries, and all sums may reach the threshold, at the owners
-        and balanced.
+        The words stay below 6k(P-1)/P while regions and threshold fit. The limit also holds if the gradient has just
+        changed completely. Then one region may receive all entries, and all sums may reach the threshold, at the owners
+        and after balancing.
         """
         share = (size - 1) / size
         sums = min(2 * k * size, numel)
@@ -129,7 +132,7 @@ class OkTopk(Reducer[OkTopkState]):
         )
 
     def _balanced_bounds(self, local: SparseVector, channel: Channel) -> tuple[int, ...]:
-        """Regions that receive equal shares of all ranks' entries, as far as the gathered points tell."""
+        """Return regions with about equal shares of all ranks' entries, from gathered points."""
         comm = channel.comm
         ranks = torch.from_numpy(point_ranks(local.nnz, self.points_per_region * comm.size))
         points = local.indices[ranks.to(local.indices.device)].cpu().long()
@@ -142,9 +145,9 @@ class OkTopk(Reducer[OkTopkState]):
         return (0, *inner, local.numel)
 
     def _summary(self, owned: SparseVector, k: int, size: int) -> Array:
-        """How many sums this rank has, and some of their magnitudes, evenly spaced by rank."""
+        """Return the number of this rank's sums, and evenly spaced quantiles of their magnitudes."""
         num_points = min(self.threshold_points, max(MIN_POINTS, k // (32 * size)))
-        # A sample serves as well: its error is about a percent of the count, its sort ten times faster.
+        # A sample is enough: its error is about a percent of the count, and its sort is ten times faster.
         looked_at = kernels(owned.values).sample(owned.values, SAMPLED_SUMS)
         ranks = torch.from_numpy(point_ranks(looked_at.numel(), num_points))
         points = kernels(looked_at).descending_points(looked_at, ranks)
@@ -153,7 +156,7 @@ class OkTopk(Reducer[OkTopkState]):
     def _gathered(
         self, block: SparseVector, summary: Array, state: OkTopkState, channel: Channel
     ) -> tuple[list[SparseVector], list[Array], list[int]]:
-        """The blocks that make up the total, the ranks' summaries, and the sizes that blocks had at their owners."""
+        """Return the blocks of the total, the ranks' summaries, and the sizes of the blocks at their owners."""
         if state.skewed:
             sizes = [int(size) for size in channel.gather_numbers(torch.tensor([block.nnz]))]
             return *channel.gather_blocks(_evened(block, sizes, channel), note=summary), sizes
@@ -161,7 +164,7 @@ class OkTopk(Reducer[OkTopkState]):
         return blocks, summaries, [block.nnz for block in blocks]
 
     def _next(self, state: OkTopkState, k: int, spread: Spread, sizes: list[int], reached: float) -> OkTopkState:
-        """What all ranks conclude for the next step; `reached`: how many sums the predicted threshold lets through."""
+        """Return the next state, the same on all ranks. `reached` sums have reached the predicted threshold."""
         step = state.step + 1
         rested = step >= state.cut_at - self.repartition_every + LEAST_STEPS_BETWEEN_CUTS
         uneven = rested and max(spread.counts) * len(sizes) > self.imbalance * spread.total
@@ -183,12 +186,12 @@ def _spread(rank: int, notes: Sequence[Array]) -> Spread:
 
 
 def _threshold(spread: Spread, count: float) -> float:
-    """The magnitude that about so many of all sums reach; zero if there are not more."""
+    """Return the magnitude that about `count` of all sums reach; zero if there are not more."""
     return float(spread.at(count)) if spread.total > count else 0.0
 
 
 def _evened(block: SparseVector, sizes: Sequence[int], channel: Channel) -> SparseVector:
-    """This rank's share after all blocks, laid end to end, are cut into equal ones."""
+    """Return this rank's share after all blocks, end to end, are cut into equal ones."""
     rank, size = channel.comm.rank, channel.comm.size
     before = sum(sizes[:rank])
     cuts = [min(max(edge - before, 0), block.nnz) for edge in equal_bounds((0, sum(sizes)), size)]

@@ -1,6 +1,6 @@
-"""What a reducer is: all ranks together sum the sparse vectors they picked.
+"""The protocol of reducers: all ranks together sum their sparse vectors.
 
-The law every conserving reducer obeys, coordinate by coordinate, at every step:
+Every conserving reducer obeys this law, coordinate by coordinate, at every step:
 `sum over ranks of local == total + sum over ranks of leftover`.
 """
 
@@ -23,61 +23,65 @@ S = TypeVar("S")
 
 
 class Reduced(NamedTuple):
-    """What a reduction gives each rank."""
+    """The result of one reduction on one rank."""
 
     total: SparseVector  # the same on every rank, bit for bit; a sum, never a mean
-    leftover: SparseVector  # what this rank must keep
+    leftover: SparseVector  # undelivered entries and rounding errors that this rank must keep
 
 
 class NoState(NamedTuple):
-    """For algorithms that remember nothing between steps."""
+    """The state of algorithms without state."""
 
 
 @dataclass(frozen=True)
 class Reducer(ABC, Generic[S]):
-    """Sparse to sparse, over all ranks. Settings are frozen; state goes in and comes out."""
+    """Sums the sparse vectors of all ranks. Settings are frozen; the state is passed in and returned.
 
-    codec: Codec = field(default=Codec(), kw_only=True)  # how entries travel; fewer bits send less, leave more over
+    Args:
+        codec: How entries are sent. Fewer bits send less, and leave larger rounding errors.
+    """
+
+    codec: Codec = field(default=Codec(), kw_only=True)
     conserving: ClassVar[bool] = True
-    """Whether the law holds; only published rules kept for comparison may break it."""
+    """Whether the law holds. Only published rules kept for comparison may break it."""
 
     def init(self, numel: int, comm: Comm) -> S:
-        """The state before the first step. All ranks call it together, and agree on `numel`."""
+        """Return the state before the first step. All ranks call it together, with the same `numel`."""
         agree("numel", numel, comm)
         if numel < 1:
             raise InputError(f"rank {comm.rank}: numel must be at least 1, got {numel}")
         return self.start(numel, comm)
 
     def __call__(self, local: SparseVector, k: int, state: S, comm: Comm) -> tuple[Reduced, S]:
-        """Sum what all ranks picked, keeping about k entries; all ranks call it together with the same k."""
+        """Sum the selected entries of all ranks, keeping about k. All ranks call it together, with the same k."""
         if not 1 <= k <= local.numel:
             raise InputError(f"rank {comm.rank}: k must be in [1, numel = {local.numel}], got {k}")
         return self.reduce(local, k, state, comm)
 
     @abstractmethod
     def start(self, numel: int, comm: Comm) -> S:
-        """The state before the first step."""
+        """Return the state before the first step."""
 
     @abstractmethod
     def reduce(self, local: SparseVector, k: int, state: S, comm: Comm) -> tuple[Reduced, S]:
-        """The algorithm."""
+        """Run the algorithm. Returns the result on this rank and the next state."""
 
     @abstractmethod
     def cost(self, size: int, k: int, numel: int) -> Cost:
-        """What one rank receives per step at most, for `size` ranks that each send k of `numel` entries."""
+        """Return what one rank receives per step at most, for `size` ranks that each send k of `numel` entries."""
 
     def rescaled(self, state: S, factor: float) -> S:
-        """The state for gradients `factor` times as large as they were, as after a change of the loss scale."""
+        """Return the state for gradients multiplied by `factor`, as after a change of the loss scale."""
         return state
 
     def with_codec(self, codec: Codec) -> Reducer[S]:
-        """The same algorithm, whose entries travel by another codec."""
+        """Return the same algorithm with another codec."""
         return replace(self, codec=codec)
 
 
 @dataclass(frozen=True, repr=False)
 class WrappedReducer(Reducer[Any]):
-    """Does and prints as the reducer inside: base of those that measure it."""
+    """Base of wrappers that measure a reducer. It behaves and prints as the reducer inside."""
 
     inner: Reducer[Any]
 
@@ -103,14 +107,14 @@ class WrappedReducer(Reducer[Any]):
     def cost(self, size: int, k: int, numel: int) -> Cost:
         return self.inner.cost(size, k, numel)
 
+    @override
     def with_codec(self, codec: Codec) -> WrappedReducer:
-        """See `Reducer.with_codec`: the reducer inside is the one that packs."""
         return replace(self, inner=self.inner.with_codec(codec))
 
 
 @dataclass(frozen=True)
 class StatelessReducer(Reducer[NoState]):
-    """Base of algorithms that remember nothing."""
+    """Base of algorithms without state."""
 
     @override
     def start(self, numel: int, comm: Comm) -> NoState:
@@ -118,7 +122,7 @@ class StatelessReducer(Reducer[NoState]):
 
 
 def agree(what: str, value: int, comm: Comm) -> None:
-    """Raise on every rank, naming who differs, unless all ranks have the same value."""
+    """Raise on every rank, listing all values, unless all ranks have the same value."""
     gathered = comm.all_gather_v(torch.tensor([value], dtype=torch.int64))
     values = [int(item) for item in torch.cat(gathered)]
     if len(set(values)) > 1:
@@ -127,6 +131,6 @@ def agree(what: str, value: int, comm: Comm) -> None:
 
 
 def equal_bounds(span: tuple[int, int], size: int) -> tuple[int, ...]:
-    """Cut a range of n entries into `size` parts, none larger than ceil(n / size)."""
+    """Return the bounds of `size` parts of a range of n entries, none larger than ceil(n / size)."""
     start, stop = span
     return tuple(start + (stop - start) * part // size for part in range(size + 1))

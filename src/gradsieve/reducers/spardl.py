@@ -1,13 +1,14 @@
-"""SparDL (Zhao et al., ICDE 2024): log P rounds and no growth. Any number of ranks.
+"""SparDL (Zhao et al., ICDE 2024, https://arxiv.org/abs/2304.00737): log P rounds, and messages that do not grow.
 
-Block b of P equal index blocks ends up at rank b.
+Rank b sums block b of P equal index blocks. Any number of ranks.
 1. Each rank cuts each block of its entries to ceil(k/P).
-2. Reduce-scatter in ceil(log2 P) rounds, at distances 2^i < P from the largest down: a rank holds partial sums of the
-   blocks from its own on to twice the distance further; the further half goes to the rank at that distance ahead, who
-   adds it and cuts each block to ceil(k/P) again.
-3. All-gather of the finished blocks in as many rounds, the same ways backwards (Bruck).
-4. Whoever cuts or rounds keeps what it cut or rounded away.
-Cost: 2 ceil(log2 P) messages, 4k(P-1)/P words a rank.
+2. Reduce-scatter in ceil(log2 P) rounds, at distances 2^i < P from the largest down. At distance d a rank holds partial
+   sums of the blocks from its own up to 2d further. It sends the further half to the rank d ahead, which adds it and
+   cuts each block to ceil(k/P) again.
+3. All-gather of the finished blocks in as many rounds, along the same distances in reverse (Bruck).
+4. A rank that cuts or rounds keeps the cut entries and the rounding error.
+
+Cost: 2 ceil(log2 P) messages, 4k(P-1)/P words per rank.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gradsieve.wire import Channel
 
 @dataclass(frozen=True)
 class SparDL(StatelessReducer):
-    """Blocks summed and gathered along doubling distances, cut at every sum."""
+    """Sums and gathers blocks along doubling distances, and cuts at every sum."""
 
     @override
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
@@ -38,14 +39,14 @@ class SparDL(StatelessReducer):
         return Reduced(total, add([*blocks.cut, channel.leftover()])), state  # 4
 
     def cost(self, size: int, k: int, numel: int) -> Cost:
-        """P-1 blocks of ceil(k/P) entries to be summed, and as many summed ones."""
+        """P-1 blocks of ceil(k/P) entries to be summed, and as many summed blocks."""
         words = 4 * -(-k // size) * (size - 1)
-        blocks = size - 1  # gathered, each with its size in front
+        blocks = size - 1  # gathered blocks, each preceded by its size
         return Cost(2 * num_rounds(size), words, words, control_words=2 * blocks, handed_on=blocks)
 
 
 class _Blocks:
-    """The blocks of one rank during one step, by block number, and what it cut so far."""
+    """The blocks of one rank during one step, by block number, and the entries that it has cut."""
 
     def __init__(self, local: SparseVector, k: int, channel: Channel) -> None:
         self.rank, self.size = channel.comm.rank, channel.comm.size
@@ -56,7 +57,7 @@ class _Blocks:
         self.held = [self._cut(block) for block in local.split(self.bounds)]
 
     def pass_on(self, distance: int) -> None:
-        """One round of the reduce-scatter."""
+        """Do one round of the reduce-scatter."""
         reach = min(2 * distance, self.size)
         arrived = self._swap(
             self._ahead(self.rank, distance, reach),
@@ -67,7 +68,7 @@ class _Blocks:
             self.held[number] = self._cut(add([self.held[number], arrived[number]]))
 
     def collected(self) -> SparseVector:
-        """The all-gather: blocks are handed on as their owners wrapped them."""
+        """Do the all-gather. Blocks are forwarded as the bytes that their owners sent."""
         wrapped = {self.rank: self.channel.wrap(self.held[self.rank])}
         for distance in _distances(self.size):
             source = (self.rank + distance) % self.size
@@ -83,7 +84,7 @@ class _Blocks:
         return [(rank + offset) % self.size for offset in range(start, stop)]
 
     def _swap(self, numbers: list[int], to: int, source: int) -> list[SparseVector]:
-        """Send some blocks as one vector; what arrives comes cut into all P blocks."""
+        """Send some blocks as one vector. Returns the received vector, split into all P blocks."""
         outgoing = SparseVector.concatenate([self.held[number] for number in sorted(numbers)])
         return self.channel.swap(outgoing, to, source).split(self.bounds)
 

@@ -1,9 +1,11 @@
-"""TopkA: everybody gathers everybody's picks and adds them up (Renggli et al., SC 2019; DGC; GaussianK).
+"""TopkA: each rank gathers the selected entries of all ranks and adds them.
 
+Used by Renggli et al. (SC 2019, https://arxiv.org/abs/1802.08021), DGC and GaussianK.
 1. all_gather_v of the local entries.
-2. Every rank adds them, in rank order, so that all get the same bits.
-Nothing is left over but what the codec rounds away.
-Cost: P-1 messages, up to 2k(P-1) words a rank: it grows with the number of workers.
+2. Each rank adds them in rank order, so that all get the same bits.
+The leftover is the rounding error of the codec.
+
+Cost: P-1 messages, up to 2k(P-1) words per rank. It grows with the number of ranks.
 """
 
 from __future__ import annotations
@@ -31,6 +33,6 @@ class TopkA(StatelessReducer):
         return Reduced(total, channel.leftover()), state
 
     def cost(self, size: int, k: int, numel: int) -> Cost:
-        """Every rank's entries, from every rank; dense where that is smaller."""
+        """The entries of all other ranks, sent dense if that is smaller."""
         words = min(2 * k, numel) * (size - 1)
         return Cost(size - 1, words, words)

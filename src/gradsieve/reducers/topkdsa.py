@@ -1,14 +1,15 @@
-"""TopkDSA, SparCML's dynamic sparse all-reduce (Renggli et al., SC 2019).
+"""TopkDSA, SparCML's dynamic sparse all-reduce (Renggli et al., SC 2019, https://arxiv.org/abs/1802.08021).
 
-1. Each rank owns one of P index regions of equal width; entries travel to the owner of their region.
+1. Each rank owns one of P index regions of equal width. Entries are sent to the owner of their region.
 2. The owner adds them.
-3. all_gather_v of all sums. A region that has filled up travels with a bitmap, or none, for its indices.
-4. Each rank keeps its rounding errors: of what it sent to other owners, and of its own region's sums. The two lie in
-   different regions, so they are laid end to end, not added.
-Where ranks send a run (`SparseVector.run`; all the same one), the regions are equal parts of the run: all vectors stay
-runs, and indices are neither sent nor computed.
-Cost: 2(P-1) messages; 4k(P-1)/P words a rank if nobody's picks coincide with nobody's region
-crowded, up to (2k + n)(P-1)/P with fill-in, more when picks crowd into one region. A run of k entries: 2k(P-1)/P words,
+3. all_gather_v of all sums. A dense region is sent with a bitmap of its indices, a full one without indices.
+4. Each rank keeps its rounding errors: of the entries that it sent to other owners, and of its own region's sums. The
+   two are in different regions, so they are concatenated, not added.
+If all ranks send the same run (`SparseVector.run`), the regions are equal parts of the run. All vectors then stay runs,
+and indices are neither sent nor computed.
+
+Cost: 2(P-1) messages. 4k(P-1)/P words per rank if no two ranks select the same index and entries are spread evenly, up
+to (2k + n)(P-1)/P with fill-in, and more if entries crowd into one region. For a run of k entries 2k(P-1)/P words,
 divided by 32 if values are sent as signs.
 """
 
@@ -41,7 +42,7 @@ class TopkDsa(StatelessReducer):
         return Reduced(SparseVector.concatenate(gathered.vectors), SparseVector.concatenate(kept)), state
 
     def cost(self, size: int, k: int, numel: int) -> Cost:
-        """A share of every rank's entries, then every owner's sums; the limit has all entries in one region.
+        """A share of every rank's entries, then every owner's sums. The limit has all entries in one region.
 
         For runs see `run_words`.
         """

@@ -1,4 +1,4 @@
-"""Dense to sparse: which entries a rank sends. One file each, one line each here."""
+"""Selectors: which entries a rank sends. Each is one file, and one line here."""
 
 from typing import Any
 
@@ -29,3 +29,4 @@ SELECTORS: Registry[type[Selector[Any]]] = Registry(
         "chunks": Chunks,
     },
 )
+"""All selectors by name."""

@@ -1,19 +1,20 @@
-"""Top-k within chunks: each chunk of consecutive entries sends its own largest ones, as in SparseLoCo
+"""Top-k within chunks: each chunk of consecutive entries sends its own largest entries, as in SparseLoCo
 (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706).
 
-Every part of the model has its share in every exchange, however its magnitudes compare with those of other parts.
+So every part of the model has its share in every exchange, even if its magnitudes are smaller than those of others.
 
 1. Cut the vector into chunks of 4,096 entries. The last one may be shorter. If that gives more than k chunks, take
    chunks of ceil(numel / k) entries instead.
-2. The first i chunks of length L send floor(i L k / numel) entries together, and all send k. So each chunk sends its
-   share, rounded up or down, and at least one entry: none is left out for ever, and no NaN stays unseen.
-3. Each chunk selects its share by magnitude, among equals the lower index. Zeros are never selected: a chunk that has
+2. The first i chunks of length L send floor(i L k / numel) entries together, and all chunks send k. So each chunk sends
+   its share, rounded up or down, and at least one entry: no chunk waits for ever, and no NaN stays unseen.
+3. Each chunk selects its share by magnitude, and the lower index among equals. Zeros are never selected: a chunk with
    fewer other entries than its share sends fewer.
+Counts depend on numel and k alone, except for zeros.
 
-Counts follow from numel and k alone, except for zeros. Cost: one pass over memory, without any state.
+Cost: one pass over memory, without any state.
 
-Where this differs from the paper: k follows from a density, so chunks may differ by one in what they send. Chunks are
-stretches of the flat group: one may hold the end of a matrix and the start of the next.
+Where this differs from the paper: k follows from a density, so the counts of chunks may differ by one. Chunks are
+ranges of the flat group, so one chunk may hold the end of a matrix and the start of the next.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from gradsieve.vector import SparseVector
 class Chunks(Stateless):
     """Selects the largest magnitudes of each chunk of consecutive entries."""
 
-    chunk: int = 4096  # entries; more comes nearer to top-k of the whole vector, less spreads selections more evenly
+    chunk: int = 4096  # entries; more comes closer to top-k of the whole vector, less spreads selections more evenly
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
@@ -50,7 +51,7 @@ class Chunks(Stateless):
 
 
 def cut(numel: int, k: int, chunk: int) -> tuple[int, Tensor]:
-    """The length of chunks, and how many entries the first i of them send, for every i."""
+    """Return the length of chunks, and the number of entries that the first i chunks send, for every i."""
     length = min(max(chunk, -(-numel // k)), numel)  # 1
     numbers = torch.arange(-(-numel // length) + 1)
     whole, rest = divmod(length * k, numel)

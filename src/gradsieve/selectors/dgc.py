@@ -1,9 +1,11 @@
-"""Sampled top-k, from Deep Gradient Compression (Lin et al., ICLR 2018).
+"""Sampled top-k, from Deep Gradient Compression (Lin et al., ICLR 2018, https://arxiv.org/abs/1712.01887).
 
-1. The threshold is the k-th magnitude of a sample of the entries (1 %), scaled.
-2. What is not below it is picked.
-3. One correction: too many are cut to the k largest of the picked; for too few the threshold is lowered once by what
-   the count says, and the rest cut to k.
+1. The threshold is the magnitude that a fraction k / numel of a sample (1 % of the entries) reaches.
+2. Entries that are not below it are selected.
+3. One correction: if too few are selected, the threshold is lowered once, by as much as the count is short. If too many
+   are, the k largest of them are kept.
+
+Cost: one pass over memory, two if too few entries were selected first.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from gradsieve.vector import SparseVector
 
 @dataclass(frozen=True)
 class Dgc(Stateless):
-    """Picks by the threshold of a sample."""
+    """Selects by the threshold of a sample."""
 
-    sample_fraction: float = 0.01  # of the entries that are looked at; more is closer to k, and slower
-    min_sample_entries: int = 4096  # a small vector's sample has at least as many, or all
-    tolerance: float = 1.25  # counts within this factor of k need no correction
+    sample_fraction: float = 0.01  # of all entries; more is closer to k, and slower
+    min_sample_entries: int = 4096  # the least size of a sample, as far as the vector has so many
+    tolerance: float = 1.25  # counts within this factor of k need no correction; more corrects less often
 
     def __post_init__(self) -> None:
         if not 0 < self.sample_fraction <= 1:
@@ -51,7 +53,7 @@ class Dgc(Stateless):
         return SparseVector.trusted(entries, numel), state
 
     def _above(self, x: Tensor, looked_at: Tensor, k: int, wanted: float) -> Entries:
-        """What is not below the magnitude that `wanted` entries of x reach, as far as the sample can tell."""
+        """Return the entries not below the magnitude that about `wanted` entries of x reach, by the sample."""
         rank = max(1, round(wanted * looked_at.numel() / x.numel()))
         threshold = kernels(looked_at).kth_magnitude(looked_at, min(rank, looked_at.numel()))
         return kernels(x).compact(x, threshold, k)

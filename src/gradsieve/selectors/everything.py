@@ -1,4 +1,4 @@
-"""No selection: every entry is sent. The dense recipe's selector; not in the registry, since it knows no density."""
+"""No selection: all entries are sent, as in the recipe "dense". Not in the registry, since it ignores the density."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradsieve.vector import SparseVector
 
 @dataclass(frozen=True)
 class Everything(Stateless):
-    """Passes the dense vector on, without index arrays."""
+    """Selects all entries, without arrays of indices."""
 
     @override
     def select(

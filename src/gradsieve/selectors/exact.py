@@ -1,8 +1,11 @@
-"""Exact top-k: the k entries of largest magnitude, as `torch.topk` finds them; among equals the lower index.
+"""Exact top-k: the k entries of largest magnitude, as in `torch.topk`, and the lower index among equals.
 
-1. Collect what is above a floor: the last step's k-th magnitude, lowered by what it may move in a step, or one guessed
-   from a sample.
-2. Cut the candidates to k. If the floor was too high for k candidates, guess again (see `search`).
+1. Collect the entries above a floor. It is the last step's k-th magnitude, lowered by as much as it may move in a step.
+   At the first step it is estimated from a sample.
+2. Cut the candidates to k. If the floor was too high for k candidates, estimate it again (see `search`).
+
+Cost: no pass of its own if accumulating has collected enough candidates. Otherwise one, or several if the floor is too
+high.
 """
 
 from __future__ import annotations
@@ -19,22 +22,22 @@ from gradsieve.selectors.protocol import Selector
 from gradsieve.selectors.search import top_entries
 from gradsieve.vector import SparseVector
 
-LEAST_MARGIN, LARGEST_MARGIN = 0.005, 0.3
-FORGETTING = 0.9  # of what the k-th magnitude moved once, in a step
+LEAST_MARGIN, LARGEST_MARGIN = 0.005, 0.3  # of the floor below the k-th magnitude, as a fraction of it
+FORGETTING = 0.9  # decay per step of the largest relative move of the k-th magnitude
 
 
 class ExactState(NamedTuple):
-    """Of the last step: only a hint, it never changes what is picked."""
+    """A hint from the last step. It never changes which entries are selected."""
 
-    kth: float | None = None  # magnitude
-    drift: float = 0.03  # by which part of itself it moved lately, at most
+    kth: float | None = None  # the k-th magnitude
+    drift: float = 0.03  # its largest relative move per step, lately
 
 
 @dataclass(frozen=True)
 class Exact(Selector[ExactState]):
-    """Picks the k entries of largest magnitude."""
+    """Selects the k entries of largest magnitude."""
 
-    caution: float = 1.5  # how many times its drift the k-th magnitude may fall; more: fewer misses, more candidates
+    caution: float = 1.5  # the floor is this many drifts below the k-th magnitude; more misses less, collects more
 
     @override
     def init(self, numel: int) -> ExactState:

@@ -1,12 +1,17 @@
-"""Gaussian-k (Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2019), corrected.
+"""Gaussian-k (Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2019,
+https://arxiv.org/abs/1911.08772), corrected.
 
-Gradients are bell-shaped, so mean and standard deviation tell where the largest k of n begin. Real ones have heavier
-tails, so:
-1. The threshold is where a normal distribution of that mean and deviation has k/n of its mass beyond, on both sides.
+Gradients are bell-shaped, so mean and standard deviation give an estimate of the k-th magnitude. Real gradients have
+heavier tails, so the estimate is corrected.
+1. The threshold is the t for which a normal variable of that mean and deviation has |x| > t with probability k/n.
 2. It is moved, by bisection on a sample, until about k entries are expected above it.
-3. What is above it is picked. Above `band` the picked are cut to k; below it the threshold is lowered by what the
-   count says and the pass repeated, a few times at most, then the exact k-th magnitude serves.
-The published correction (three steps of x0.5 or x1.5) misses k by up to 24 times on heavy tails: see `gaussian_paper`.
+3. Entries above it are selected. If the count is above `band`, they are cut to k. If it is below, the threshold is
+   lowered according to the count and the pass is repeated. After a few passes the exact k-th magnitude is used.
+
+Cost: a pass for the moments and one for the selection, and more while the count is below `band`.
+
+Where this differs from the paper: steps 2 and 3. The published correction, three times x0.5 or x1.5, misses k by a
+factor of up to 24 on heavy tails (see `gaussian_paper`).
 """
 
 from __future__ import annotations
@@ -24,13 +29,13 @@ from gradsieve.selectors.protocol import NoState, Stateless
 from gradsieve.selectors.search import top_entries
 from gradsieve.vector import SparseVector
 
-BISECTIONS = 12  # of a range of 64 to 1: a thousandth of the threshold
+BISECTIONS = 12  # of a range of 64 to 1: leaves a thousandth of the threshold
 
 
 def normal_threshold(mean: float, deviation: float, fraction: float) -> float:
-    """The t for which |x| > t has the given probability, for normal x; exact also when the mean is not zero."""
+    """Return the t for which |x| > t has the given probability, for normal x with any mean."""
     if not math.isfinite(mean) or not math.isfinite(deviation):
-        return math.inf  # something is not finite: pick that, and only that
+        return math.inf  # selects the entries that are not finite, and only those
     if deviation == 0:
         return abs(mean)
     standard = NormalDist()
@@ -44,13 +49,10 @@ def normal_threshold(mean: float, deviation: float, fraction: float) -> float:
 
 @dataclass(frozen=True)
 class Gaussian(Stateless):
-    """Picks what lies beyond a threshold derived from mean and standard deviation."""
+    """Selects the entries above a threshold from mean and standard deviation."""
 
-    band: tuple[float, float] = (
-        0.85,
-        1.2,
-    )  # counts (in k) that need no correction; narrower costs more passes
-    sample_entries: int = 1 << 17  # entries the correction looks at; more holds the band closer, costs more
+    band: tuple[float, float] = (0.85, 1.2)  # counts, in k, that need no correction; narrower costs more passes
+    sample_entries: int = 1 << 17  # entries of the sample; more meets the band more often, and costs more
     max_passes: int = 4  # passes over the data before the exact magnitude is computed
 
     @override
@@ -62,7 +64,7 @@ class Gaussian(Stateless):
         threshold = normal_threshold(*fast.moments(accumulated), fraction)
         if math.isfinite(threshold):
             threshold = self._corrected(accumulated, threshold, fraction)
-        return SparseVector.trusted(self._pick(accumulated, k, threshold), accumulated.numel()), state
+        return SparseVector.trusted(self._above(accumulated, k, threshold), accumulated.numel()), state
 
     def _corrected(self, x: Tensor, threshold: float, fraction: float) -> float:
         """Bisect between a quarter and sixteen times the threshold for the wanted fraction of a sample."""
@@ -77,7 +79,7 @@ class Gaussian(Stateless):
                 high = middle
         return low
 
-    def _pick(self, x: Tensor, k: int, threshold: float) -> Entries:
+    def _above(self, x: Tensor, k: int, threshold: float) -> Entries:
         fast = kernels(x)
         for _ in range(self.max_passes):
             entries = fast.compact(x, threshold, k)
@@ -86,6 +88,6 @@ class Gaussian(Stateless):
                 return fast.cut(*entries, k)[0]
             if count >= self.band[0] * k or not math.isfinite(threshold) or threshold < torch.finfo(x.dtype).tiny:
                 return entries
-            # Tails fall at least as fast as t^-3 here: this lowers enough, and what is too many is cut.
+            # Tails fall at least as fast as t^-3 here: this lowers it enough, and surplus entries are cut.
             threshold *= max(0.25, (max(count, 1) / (1.1 * k)) ** (1 / 3))
         return top_entries(x, k)[0]

@@ -1,4 +1,4 @@
-"""Gaussian-k as published, for comparison: the count can miss k by far on heavy-tailed gradients.
+"""Gaussian-k as published, for comparison: the count can be far from k for heavy-tailed gradients.
 
 1. The threshold is mean + z * deviation, z the normal quantile of 1 - density / 2.
 2. Up to three times: halve it if fewer than 2k/3 are above, raise it by half if more than 4k/3 are.
@@ -19,9 +19,9 @@ from gradsieve.vector import SparseVector
 
 @dataclass(frozen=True)
 class GaussianPaper(Stateless):
-    """The published rule and its published repair."""
+    """Gaussian-k with the published correction."""
 
-    corrections: int = 3  # how often the threshold may be halved or raised by half
+    corrections: int = 3  # how often the threshold may be halved or raised by half; more comes closer to k
 
     @override
     def select(
@@ -32,7 +32,7 @@ class GaussianPaper(Stateless):
         mean, deviation = fast.moments(accumulated)
         quantile = min(1 - k / numel / 2, 1 - 1e-16)
         threshold = max(0.0, mean + NormalDist().inv_cdf(quantile) * deviation)
-        if threshold != threshold:  # not finite input: pick what is not finite
+        if threshold != threshold:  # the input is not finite: select the entries that are not
             threshold = float("inf")
         entries = fast.compact(accumulated, threshold, k)
         for _ in range(self.corrections):

@@ -1,8 +1,8 @@
-"""What a selector is: it decides, locally, which entries of the accumulated gradient are sent.
+"""The protocol of selectors: each decides, on one rank, which entries of the accumulated gradient are sent.
 
-Whatever the rule, indices come sorted and unique. A rule that goes by magnitude never selects zeros, and always selects
-entries that are not finite. A rule that goes by position (`selects_zeros`) sends a NaN if an entry anywhere is not
-finite. Either way a NaN on one rank reaches every rank in the exchange itself, and all can agree to skip the step.
+Indices are always sorted and unique. A rule by magnitude never selects zeros, and always selects entries that are not
+finite. A rule by position (`selects_zeros`) sends a NaN if any entry of the vector is not finite. Either way a NaN on
+one rank reaches all ranks in the exchange itself, and all skip the step.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ S = TypeVar("S")
 
 
 class Selector(ABC, Generic[S]):
-    """Dense to sparse, about k of n. Settings are frozen; state goes in and comes out."""
+    """Selects about k of n entries. Settings are frozen; the state is passed in and returned."""
 
     selects_zeros: ClassVar[bool] = False
-    """Whether entries are selected for their position: zeros among them are sent, too."""
+    """Whether entries are selected by position, zeros included."""
 
     @abstractmethod
     def init(self, numel: int) -> S:
-        """The state before the first step."""
+        """Return the state before the first step."""
 
     @abstractmethod
     def floor(self, state: S) -> float | None:
-        """A magnitude below which this step will likely pick nothing; None if there is no telling.
+        """Return a magnitude below which this step will likely select nothing; None if it is unknown.
 
-        Feedback collects the entries above it in the pass that adds the gradient in, which spares a pass here.
+        Feedback collects the entries above it in the pass that adds the gradient, which saves a pass here.
         """
 
     def __call__(
         self, accumulated: Tensor, k: int, state: S, candidates: Entries | None = None
     ) -> tuple[SparseVector, S]:
-        """The picked entries. `candidates`: all that are not below `floor(state)`, if they have been collected."""
+        """Return the selected entries. `candidates` are all entries not below `floor(state)`, if collected."""
         if accumulated.dim() != 1 or not accumulated.dtype.is_floating_point or not accumulated.is_contiguous():
             raise InputError(
                 f"a selector needs a 1-D, contiguous, floating point tensor, got shape {tuple(accumulated.shape)}, "
@@ -53,19 +53,19 @@ class Selector(ABC, Generic[S]):
 
     @abstractmethod
     def select(self, accumulated: Tensor, k: int, state: S, candidates: Entries | None) -> tuple[SparseVector, S]:
-        """The rule."""
+        """Apply the rule. Returns the selected entries and the next state."""
 
     def rescaled(self, state: S, factor: float) -> S:
-        """The state for gradients `factor` times as large as they were, as after a change of the loss scale."""
+        """Return the state for gradients multiplied by `factor`, as after a change of the loss scale."""
         return state
 
 
 class NoState(NamedTuple):
-    """Nothing to remember."""
+    """The state of rules without state."""
 
 
 class Stateless(Selector[NoState]):
-    """Base of rules that look at the present only."""
+    """Base of rules without state."""
 
     @override
     def init(self, numel: int) -> NoState:
@@ -78,7 +78,7 @@ class Stateless(Selector[NoState]):
 
 @dataclass(frozen=True, repr=False)
 class WrappedSelector(Selector[Any]):
-    """Does and prints as the selector inside: base of those that measure it."""
+    """Base of wrappers that measure a selector. It behaves and prints as the selector inside."""
 
     inner: Selector[Any]
 

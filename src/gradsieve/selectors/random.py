@@ -1,7 +1,7 @@
 """Random-k: the baseline that shows why magnitudes matter.
 
-One entry from each of k equal stretches, at a place drawn anew every step; the same places on every rank, so that the
-sum of all ranks has k entries too. Every entry has the same chance in the long run.
+Each step selects one random index from each of k equal ranges. The indices are the same on all ranks, so that the sum
+of all ranks has k entries as well. In the long run all entries are selected equally often.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from gradsieve.vector import SparseVector
 
 
 class RandomState(NamedTuple):
-    """Steps done so far: with the seed it fixes what is drawn."""
+    """The number of steps so far, which determines the indices together with the seed."""
 
     step: int = 0
 
 
 @dataclass(frozen=True)
 class Random(Selector[RandomState]):
-    """Picks k entries by lot."""
+    """Selects k random entries."""
 
-    seed: int = 0  # must be the same on all ranks, or their picks do not meet
+    seed: int = 0  # must be the same on all ranks, or they select different indices
 
     @override
     def init(self, numel: int) -> RandomState:
@@ -55,7 +55,7 @@ class Random(Selector[RandomState]):
         return indices[kept], values[kept]
 
     def _broken(self, x: Tensor) -> Entries | None:
-        """What is not finite, if anything: chance must not hide it from the other ranks."""
+        """Return the entries that are not finite, if any: other ranks must always see them."""
         if bool(torch.isfinite(x.sum())):
             return None
         entries = kernels(x).compact(x, torch.inf, 1)

@@ -1,6 +1,6 @@
-"""Finding the k largest magnitudes without sorting: guess a floor, collect what is above it, cut that to k.
+"""Finds the k largest magnitudes without sorting: estimate a floor, collect the entries above it, cut these to k.
 
-A guess that turns out too high costs one more pass; the result is exact either way.
+A floor that is too high costs one more pass. The result is exact either way.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from torch import Tensor
 
 from gradsieve.kernels import Entries, kernels
 
-SAMPLE_ENTRIES = 1 << 16
+SAMPLE_ENTRIES = 1 << 16  # of a vector; more estimates the floor better, and costs more
 SAMPLED_CANDIDATES = 1 << 12  # enough to meet k within a percent
 TRIM_FROM = 1.05  # times k; with fewer candidates there is too little to gain
-GUESS_DEVIATIONS = 4.0  # how far below the estimate the floor is put; more lets fewer guesses fail, but collects more
+GUESS_DEVIATIONS = 4.0  # standard deviations from the estimate to the floor; more fails less often, and collects more
 
 
 def sampled_floor(x: Tensor, k: int) -> float:
-    """A magnitude that very likely has at least k entries of x above it, and not many more."""
-    picked = kernels(x).sample(x, SAMPLE_ENTRIES)
-    rank = k * picked.numel() / x.numel()
+    """Return a magnitude that very likely at least k entries of x reach, and not many more."""
+    sample = kernels(x).sample(x, SAMPLE_ENTRIES)
+    rank = k * sample.numel() / x.numel()
     rank = math.ceil(rank + GUESS_DEVIATIONS * math.sqrt(rank)) + 1
-    if rank >= picked.numel():
+    if rank >= sample.numel():
         return 0.0
-    return kernels(picked).kth_magnitude(picked, rank)
+    return kernels(sample).kth_magnitude(sample, rank)
 
 
 def reached_by(values: Tensor, count: float) -> float:
-    """About the magnitude that so many of these values reach, from a sample of them; the least one if it is all."""
+    """Return about the magnitude that `count` of the values reach, from a sample; the least one if that is all."""
     fast = kernels(values)
     if count >= values.numel():
         return fast.least_magnitude(values)
-    picked = fast.sample(values, SAMPLED_CANDIDATES)
-    return fast.kth_magnitude(picked, max(1, round(count * picked.numel() / values.numel())))
+    sample = fast.sample(values, SAMPLED_CANDIDATES)
+    return fast.kth_magnitude(sample, max(1, round(count * sample.numel() / values.numel())))
 
 
 def trimmed(entries: Entries, k: int) -> Entries:
-    """About the k largest of somewhat more entries."""
+    """Return about the k largest of slightly more entries."""
     values = entries[1]
     if values.numel() <= TRIM_FROM * k:
         return entries
@@ -45,9 +45,10 @@ def trimmed(entries: Entries, k: int) -> Entries:
 
 
 def top_entries(x: Tensor, k: int, candidates: Entries | None = None) -> tuple[Entries, float]:
-    """The k entries of largest magnitude (fewer if the rest is zero), ties to the lower index, and the k-th magnitude.
+    """Return the k entries of largest magnitude (fewer if the rest is zero), and the k-th magnitude.
 
-    `candidates`, if given, are all entries above some floor, and spare the search if there are at least k.
+    Of equal magnitudes the lower index is selected. `candidates`, if given, are all entries above some floor. They save
+    the search if there are at least k.
     """
     fast = kernels(x)
     if k >= x.numel():

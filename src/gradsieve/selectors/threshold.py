@@ -1,14 +1,18 @@
-"""Threshold reuse, after Ok-Topk (Li and Hoefler, PPoPP 2022): gradients change slowly, so does their k-th magnitude.
+"""Threshold reuse, after Ok-Topk (Li and Hoefler, PPoPP 2022, https://arxiv.org/abs/2201.07598).
 
-1. Every `period` steps the k largest magnitudes are picked exactly.
-2. In between, what is not below a threshold is picked, in the very pass that adds the gradient in.
-3. The threshold for the next step is the magnitude that fewer than k entries reach now, by as much as entries have
-   become more from step to step: a quantile of a sample of those picked.
-4. If it lets somewhat more than k through nevertheless, they are trimmed to about k, by a quantile again.
-5. When the count leaves `band` (in units of k), this step is evaluated exactly after all.
-The published code moves the threshold by a few percent instead of 3 to 5. But with error feedback many entries wait
-just below the threshold, and come over it together: counts of a hundredth and of four times k were seen. Exact
-evaluation is cheap when too many are picked, since the k largest are among them, and costs one more pass when too few.
+Gradients change slowly, and so does their k-th magnitude.
+1. Every `period` steps the k largest magnitudes are selected exactly.
+2. In between, entries not below a threshold are selected, in the same pass that adds the gradient.
+3. Counts grow from step to step by some factor. The threshold for the next step is the magnitude that k divided by this
+   factor reach now: a quantile of a sample of the selected entries.
+4. If slightly more than k entries reach it, they are trimmed to about k, by a quantile again.
+5. If the count is outside `band` (in units of k), this step is evaluated exactly.
+
+Cost: no pass of its own if accumulating has collected the entries. Exact evaluation is cheap if too many entries were
+selected, since the k largest are among them. It costs one more pass if too few were.
+
+Where this differs from the paper: the published code moves the threshold by a few percent instead of 3 to 5. But with
+error feedback many entries are just below the threshold and reach it together. Counts from 0.01 k to 4 k were seen.
 """
 
 from __future__ import annotations
@@ -25,29 +29,26 @@ from gradsieve.selectors.protocol import Selector
 from gradsieve.selectors.search import reached_by, top_entries, trimmed
 from gradsieve.vector import SparseVector
 
-GROWTHS = 0.6, 1.6  # that are believed: a jump says nothing of the steps after it
-FLATNESS = 0.1  # by how many percent a threshold is lowered to be reached by a percent more entries: rather too few
-EXACT_SLACK = 0.97  # at a step that evaluates exactly, candidates are collected from this times the old threshold
+GROWTHS = 0.6, 1.6  # accepted growths of the count: a jump says nothing about the steps after it
+FLATNESS = 0.1  # percent by which the threshold is lowered for a percent more entries; small, to select rather too few
+EXACT_SLACK = 0.97  # in a step that evaluates exactly, candidates are collected above this times the old threshold
 
 
 class ThresholdState(NamedTuple):
-    """Steps done so far, and the threshold for the next one."""
+    """The number of steps so far, and the threshold for the next one."""
 
     step: int = 0
     threshold: float | None = None
-    reached: float = 0.0  # how many entries did when it was set
-    growth: float = 1.0  # how many times more do a step later
+    reached: float = 0.0  # entries that reached the threshold when it was set
+    growth: float = 1.0  # entries that reach it one step later, over `reached`
 
 
 @dataclass(frozen=True)
 class Threshold(Selector[ThresholdState]):
-    """Picks what is not below a threshold that is evaluated now and then and predicted in between."""
+    """Selects entries not below a threshold, which is predicted between exact evaluations."""
 
-    period: int = 32  # steps between exact evaluations; more saves passes, fewer follows changes closer
-    band: tuple[float, float] = (
-        2 / 3,
-        5 / 4,
-    )  # counts (in k) that are accepted; narrower holds k closer, evaluates more often
+    period: int = 32  # steps between exact evaluations; more saves passes, fewer follows changes more closely
+    band: tuple[float, float] = (2 / 3, 5 / 4)  # accepted counts, in k; narrower is closer to k, evaluates more often
 
     def __post_init__(self) -> None:
         if self.period < 1:
@@ -75,7 +76,7 @@ class Threshold(Selector[ThresholdState]):
             entries = candidates or kernels(accumulated).compact(accumulated, threshold, k)
             count = entries[0].numel()
             state = state._replace(growth=_smoothed(state.growth, count / max(state.reached, 1)))
-            # A threshold of zero means that there were fewer than k entries to send: few are fine then.
+            # A threshold of zero means that there were fewer than k entries to send: too few are accepted then.
             enough = count >= self.band[0] * k or threshold == 0
             if enough and count <= self.band[1] * k:
                 return SparseVector.trusted(trimmed(entries, k), numel), _next(state, entries[1], threshold, k)
@@ -96,7 +97,7 @@ def _smoothed(growth: float, seen: float) -> float:
 
 
 def _next(state: ThresholdState, values: Tensor, threshold: float, k: int) -> ThresholdState:
-    """Aim at k in the next step; `values` are all that reach the threshold now."""
+    """Return the state that aims at k in the next step. `values` are those that reach the threshold now."""
     count, aim = values.numel(), k / state.growth
     if threshold > 0:
         threshold = reached_by(values, aim) if aim < count else threshold * (count / aim) ** FLATNESS

@@ -1,11 +1,12 @@
-"""A moving window: k consecutive entries, the same on every rank, whatever their values.
+"""A moving window: k consecutive entries, the same on all ranks, whatever their values.
 
-The vector is cut into ceil(numel / k) windows of equal length, as far as that is possible, and each step sends the next
-one: after as many steps every entry was sent once. With error feedback no entry is lost, and indices need not be sent.
-If k changes, the next window begins where the last one ended, and ends at the next bound of the new cut.
+1. The vector is cut into ceil(numel / k) windows of equal length, as nearly as possible.
+2. Each step sends the next window. After as many steps each entry has been sent once.
+3. If k changes, the next window begins where the last one ended. It ends at the next bound of the new cut.
+With error feedback no entry is lost. Zeros in the window are sent. If any entry of the vector is not finite, the first
+value of the window is sent as NaN: all ranks see it in the exchange itself and skip the step.
 
-Zeros in the window are sent. If an entry anywhere in the vector is not finite, the first value that is sent is NaN: all
-ranks learn it in the exchange itself and skip the step.
+Cost: no indices to send, and one pass only if accumulating has not looked for entries that are not finite.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from gradsieve.vector import SparseVector
 class WindowState(NamedTuple):
     """The same on every rank."""
 
-    position: int = 0  # where the next window begins
+    position: int = 0  # the first index of the next window
 
 
 @dataclass(frozen=True)
 class Window(Selector[WindowState]):
-    """Selects k consecutive entries, from where the last step ended."""
+    """Selects k consecutive entries, beginning where the last step ended."""
 
     selects_zeros: ClassVar[bool] = True
 
@@ -39,7 +40,7 @@ class Window(Selector[WindowState]):
         return WindowState()
 
     def floor(self, state: WindowState) -> float | None:
-        """See `Selector.floor`: the entries that are not finite, and only those, are not below infinity."""
+        """Return infinity: entries that are not finite, and only those, are not below it."""
         return math.inf
 
     @override
@@ -56,13 +57,13 @@ class Window(Selector[WindowState]):
 
 
 def window(numel: int, k: int, position: int) -> tuple[int, int]:
-    """From `position` to the next bound of the cut into ceil(numel / k) equal windows."""
+    """Return the range from `position` to the next bound of the cut into ceil(numel / k) windows."""
     count = -(-numel // k)
-    number = ((position + 1) * count - 1) // numel  # of the window that `position` is in
+    number = ((position + 1) * count - 1) // numel  # of the window with `position`
     return position, numel * (number + 1) // count
 
 
 def _all_finite(accumulated: Tensor, candidates: Entries | None) -> bool:
-    if candidates is None:  # they were not collected while accumulating, or there were too many
+    if candidates is None:  # not collected while accumulating, or too many
         return kernels(accumulated).all_finite(accumulated)
     return candidates[0].numel() == 0

@@ -1,4 +1,4 @@
-"""What was sent, what became of it and how long it took: figures, the clock behind them, and where they go."""
+"""Statistics: what was sent and delivered, how long it took, and sinks that record it."""
 
 from gradsieve.stats.figures import Seconds, Stats, StepStats
 from gradsieve.stats.sinks import JsonLines, Sink, Sinks, TensorBoard

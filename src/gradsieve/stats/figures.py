@@ -1,4 +1,4 @@
-"""What was sent, what became of it and how long it took, counted: of every step, and in total."""
+"""Statistics per step and in total: entries, bytes, messages and seconds."""
 
 from __future__ import annotations
 
@@ -9,65 +9,113 @@ from gradsieve.comm import Traffic
 
 @dataclass
 class Seconds:
-    """Where the time of an exchange went, on the thread that does it; each moment counts once."""
+    """The time of exchanges by phase, on the thread that exchanges. Each moment counts once.
 
-    select: float = 0.0  # adding what is owed to the gradient, clipping, picking
-    encode: float = 0.0  # entries to messages
-    communicate: float = 0.0  # inside calls of the network: sending, and waiting for peers
-    decode: float = 0.0  # messages to entries, and checking them
-    reduce: float = 0.0  # the rest of the reduction: adding, cutting, splitting
-    settle: float = 0.0  # what is owed from now on, and writing means back
+    Attributes:
+        select: Adding the residual to the gradient, clipping, selecting.
+        encode: Making messages from entries.
+        communicate: Calls of the network: sending, and waiting for peers.
+        decode: Checking messages, and making entries from them.
+        reduce: The rest of the reduction: adding, cutting, splitting.
+        settle: Computing the new residual, and writing means.
+    """
+
+    select: float = 0.0
+    encode: float = 0.0
+    communicate: float = 0.0
+    decode: float = 0.0
+    reduce: float = 0.0
+    settle: float = 0.0
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum over all phases."""
         return float(sum(asdict(self).values()))
 
     def add_(self, other: Seconds) -> None:
-        """Add another's, phase by phase."""
+        """Add the seconds of another, phase by phase."""
         for phase in fields(self):
             setattr(self, phase.name, getattr(self, phase.name) + getattr(other, phase.name))
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """One step on one rank."""
+    """The statistics of one step on one rank.
 
-    step: int  # how many steps had counted before it
-    counted: bool  # False: something was not finite, and all ranks left their state as it was
-    joined: bool  # this rank's own inputs had ended
-    dense: bool  # everything was sent
-    sparse_numel: int  # entries of the groups that are sent sparsely
-    selected_entries: int  # of these, picked by this rank; none if the step did not count
-    delivered_entries: int  # of these, in the totals all ranks got; none if the step did not count
-    dense_bytes: int  # what a dense all_reduce of all groups would have sent
+    Attributes:
+        step: The number of steps that counted before it.
+        counted: Whether the step counted. False: a delivered entry was not finite, and no rank changed its state.
+        joined: Whether this rank's own inputs had ended.
+        dense: Whether all entries were sent.
+        sparse_numel: Entries of the groups that are sent sparsely.
+        selected_entries: Those of them that this rank selected; 0 if the step did not count.
+        delivered_entries: Those of them that were delivered to all ranks; 0 if the step did not count.
+        dense_bytes: Bytes that a dense all_reduce of all groups would have sent.
+        traffic: Messages and bytes of this rank.
+        seconds: Time by phase.
+    """
+
+    step: int
+    counted: bool
+    joined: bool
+    dense: bool
+    sparse_numel: int
+    selected_entries: int
+    delivered_entries: int
+    dense_bytes: int
     traffic: Traffic
     seconds: Seconds
 
     def as_dict(self) -> dict[str, int | float | bool]:
-        """All figures by name, in one level: `bytes_sent`, `select_seconds`, ..."""
+        """Return all figures by name, in one level: `bytes_sent`, `select_seconds` and so on."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("traffic", "seconds")}
         return own | _flat(self.traffic, self.seconds)
 
 
 @dataclass
 class Stats:
-    """Totals of one rank since it was attached; they are not part of a checkpoint."""
+    """The totals of one rank since it was attached. They are not part of a checkpoint.
 
-    steps: int = 0  # that counted
-    skipped_steps: int = 0  # something was not finite: all ranks left their state as it was
-    joined_steps: int = 0  # taken part in after this rank's own inputs had ended
-    dense_steps: int = 0  # in which everything was sent
-    selected_entries: int = 0  # picked by this rank, of the groups that are sent sparsely
-    delivered_entries: int = 0  # in the totals all ranks got, of the groups that are sent sparsely
-    dense_bytes: int = 0  # what a dense all_reduce would have sent in the same steps
-    buffer_bytes: int = 0  # that DDP broadcasts by itself at every forward pass (batch norm); in no other figure
-    traffic: Traffic = field(default_factory=Traffic)  # messages and bytes
-    seconds: Seconds = field(default_factory=Seconds)  # by phase
-    last: StepStats | None = None  # the step before now
+    Attributes:
+        steps: Steps that counted.
+        skipped_steps: Steps in which a delivered entry was not finite: no rank changed its state.
+        joined_steps: Steps after this rank's own inputs had ended.
+        dense_steps: Steps in which all entries were sent.
+        selected_entries: Entries that this rank selected, of the groups that are sent sparsely.
+        delivered_entries: Entries that were delivered to all ranks, of the groups that are sent sparsely.
+        dense_bytes: Bytes that a dense all_reduce would have sent in the same steps.
+        buffer_bytes: Bytes that DDP itself broadcasts at each forward pass (batch norm). In no other figure.
+        traffic: Messages and bytes of this rank.
+        seconds: Time by phase.
+        last: The statistics of the last step; None before the first.
+
+    Example:
+        >>> import gradsieve
+        >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+        >>> sieve.stats.steps
+        0
+        >>> sieve.stats.as_dict()["bytes_sent"]
+        0
+    """
+
+    steps: int = 0
+    skipped_steps: int = 0
+    joined_steps: int = 0
+    dense_steps: int = 0
+    selected_entries: int = 0
+    delivered_entries: int = 0
+    dense_bytes: int = 0
+    buffer_bytes: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+    seconds: Seconds = field(default_factory=Seconds)
+    last: StepStats | None = None
 
     def record(self, step: StepStats) -> None:
-        """Add a step. Its traffic is not added: `traffic` is the comm's own, and grows by itself."""
+        """Add a step, except for its traffic: `traffic` is the comm's own, which grows by itself.
+
+        Args:
+            step: The statistics of the step.
+        """
         self.steps += step.counted
         self.skipped_steps += not step.counted
         self.joined_steps += step.joined
@@ -79,7 +127,7 @@ class Stats:
         self.last = step
 
     def as_dict(self) -> dict[str, int | float | bool]:
-        """All totals by name, in one level: `bytes_sent`, `select_seconds`, ..."""
+        """Return all totals by name, in one level: `bytes_sent`, `select_seconds` and so on."""
         apart = ("traffic", "seconds", "last")
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         return own | _flat(self.traffic, self.seconds)

@@ -1,7 +1,7 @@
-"""Where the figures of every step go: a file of JSON lines, TensorBoard, or a class of your own.
+"""Sinks record the statistics of every step: a file of JSON lines, TensorBoard, or a class of your own.
 
-A sink that cannot be opened raises at once. One that fails later is closed and named in the log (`gradsieve`, level
-error): a full disk must not end a training run, and nobody must take the file for complete.
+A sink that cannot be opened raises at once. A sink that fails later is closed and named in the log (logger `gradsieve`,
+level error): a full disk must not end a training run, and the log says that the file is incomplete.
 """
 
 from __future__ import annotations
@@ -23,26 +23,41 @@ RANK_FIELD = "{rank}"
 
 
 class Sink(ABC):
-    """Takes the figures after every step: on rank 0, or on every rank."""
+    """Base of sinks: gets the statistics after every step, on rank 0 or on every rank."""
 
     every_rank: bool = False
 
     @abstractmethod
     def open(self, rank: int) -> None:
-        """Get ready; called once, on ranks that write."""
+        """Get ready. Called once, on ranks that write."""
 
     @abstractmethod
     def write(self, stats: Stats) -> None:
-        """Called after every step: `stats.last` is that step, the rest the totals with it."""
+        """Record a step. `stats.last` is that step, the rest are the totals including it."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """No step will follow."""
+        """Release resources. No step follows."""
 
 
 class JsonLines(Sink):
-    """One line a step, flushed: the figures of `StepStats.as_dict` and the rank. What the file holds already stays.
+    """Writes one JSON object per line and step: the figures of `StepStats.as_dict` and the rank.
 
-    A path with `{rank}` in it is a file for every rank; any other is written by rank 0 only.
+    Lines are flushed after each step, and appended to a file that exists.
+
+    Args:
+        path: The file. Every rank writes its own if the path contains `{rank}`; otherwise only rank 0 writes.
+
+    Example:
+        >>> import gradsieve
+        >>> import json
+        >>> from pathlib import Path
+        >>> sieve = gradsieve.attach(model, optimizer=optimizer, sinks=[gradsieve.JsonLines("steps.jsonl")])
+        >>> model(inputs).sum().backward()
+        >>> optimizer.step()
+        >>> sieve.exchange()
+        >>> sieve.flush()
+        >>> json.loads(Path("steps.jsonl").read_text())["counted"]
+        True
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -77,9 +92,18 @@ class JsonLines(Sink):
 
 
 class TensorBoard(Sink):
-    """One scalar for each figure of a step, over the step's number, on rank 0.
+    """Writes one scalar per figure and step to TensorBoard, on rank 0.
 
-    `target` is a log directory, or a `SummaryWriter` that you have; yours is not closed.
+    Args:
+        target: A log directory, or a `SummaryWriter`, which is not closed.
+        prefix: Scalars are named `prefix/figure`.
+
+    Raises:
+        InputError: `target` is neither, or no package for TensorBoard is installed.
+
+    Example:
+        >>> import gradsieve
+        >>> sieve = gradsieve.attach(model, optimizer=optimizer, sinks=[gradsieve.TensorBoard("runs")])
     """
 
     def __init__(self, target: Any, *, prefix: str = "gradsieve") -> None:
@@ -90,7 +114,7 @@ class TensorBoard(Sink):
         self._directory = str(target) if is_path else None
         self._make = _writer_class() if is_path else None
         self._prefix = prefix
-        self._calls = 0  # skipped steps have the number of the step that takes their place: so steps are counted here
+        self._calls = 0  # the scalars' step: a skipped step and the one after it have the same `step`
 
     @override
     def open(self, rank: int) -> None:
@@ -123,7 +147,7 @@ class Sinks:
         self._open: list[Sink] = []
 
     def add(self, sink: Sink) -> None:
-        """Open a sink, if this rank is one to write."""
+        """Open a sink, if this rank writes to it."""
         if not isinstance(sink, Sink):
             raise InputError(f"rank {self._rank}: a sink must be a gradsieve.Sink, got {type(sink).__name__}")
         if self._rank == 0 or sink.every_rank:
@@ -131,7 +155,7 @@ class Sinks:
             self._open.append(sink)
 
     def write(self, stats: Stats) -> None:
-        """Give a step to all of them. Never raises."""
+        """Write a step to all sinks. Never raises."""
         for sink in tuple(self._open):
             try:
                 sink.write(stats)
@@ -141,7 +165,7 @@ class Sinks:
                 self._close(sink)
 
     def close(self) -> None:
-        """Close them all. Never raises."""
+        """Close all sinks. Never raises."""
         while self._open:
             self._close(self._open.pop())
 

@@ -1,7 +1,7 @@
-"""Where the time goes, measured from outside: wrappers around comm, codec and a recipe's parts that share a clock.
+"""Measures the time of each phase: wrappers around comm, codec and the parts of a recipe share a clock.
 
-The clock is always in one phase. A wrapper enters its own and goes back to the one it came from, so each moment counts
-once, for the innermost. That costs two readings of the time for each call that is wrapped.
+The clock is always in one phase. A wrapper enters its own phase and then returns to the one before. So each moment
+counts once, for the innermost phase. That costs two readings of the time per wrapped call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PHASES = ("select", "encode", "communicate", "decode", "reduce", "settle")
 
 
 class Clock:
-    """Seconds by phase, of one thread."""
+    """Counts seconds by phase, on one thread."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys((IDLE, *PHASES), 0.0)
@@ -40,7 +40,7 @@ class Clock:
         self._since = time.perf_counter()
 
     def enter(self, phase: str) -> str:
-        """From now on time counts for this phase; the one before comes back, to be entered again afterwards."""
+        """Count for this phase from now on. Returns the phase before, to be entered again afterwards."""
         now = time.perf_counter()
         before = self._phase
         self._seconds[before] += now - self._since
@@ -50,7 +50,7 @@ class Clock:
 
     @contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """Inside, time counts for this phase."""
+        """Count for this phase inside the context."""
         before = self.enter(phase)
         try:
             yield
@@ -58,13 +58,13 @@ class Clock:
             self.enter(before)
 
     def take(self) -> Seconds:
-        """What has been counted since this was last asked."""
+        """Return the seconds since the last call."""
         taken, self._seconds = self._seconds, dict.fromkeys((IDLE, *PHASES), 0.0)
         return Seconds(**{phase: taken[phase] for phase in PHASES})
 
 
 class TimedComm(Comm):
-    """Wraps any comm: all time inside its calls is communication, the time between two arrivals is not."""
+    """Wraps any comm. Time inside its calls is communication, time between two arrivals is not."""
 
     def __init__(self, comm: Comm, clock: Clock) -> None:
         self.comm = comm
@@ -74,7 +74,6 @@ class TimedComm(Comm):
 
     @property
     def seconds_per_byte(self) -> float:  # type: ignore[override]
-        """As the wrapped comm has measured."""
         return self.comm.seconds_per_byte
 
     @contextmanager
@@ -106,17 +105,17 @@ class TimedComm(Comm):
 
 @dataclass(frozen=True)
 class TimedCodec(Codec):
-    """Wraps a codec, whose names it bears."""
+    """Wraps a codec. Its value and index codes have the names of the wrapped one."""
 
     codec: Codec = field(kw_only=True)
     clock: Clock = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        """The codec it wraps has checked its names; this one is made anew at every step."""
+        """Skip the checks: the wrapped codec has done them, and this object is made again at every step."""
 
     @classmethod
     def around(cls, codec: Codec, clock: Clock) -> TimedCodec:
-        """This codec, timed."""
+        """Return a codec that measures its time."""
         return cls(codec.values, codec.indices, codec=codec, clock=clock)
 
     @override
@@ -136,7 +135,7 @@ class TimedCodec(Codec):
 
 @dataclass(frozen=True, repr=False)
 class TimedFeedback(WrappedFeedback):
-    """Accumulating is part of selecting."""
+    """Wraps feedback. Accumulating counts as selecting."""
 
     clock: Clock
 
@@ -153,7 +152,7 @@ class TimedFeedback(WrappedFeedback):
 
 @dataclass(frozen=True, repr=False)
 class TimedSelector(WrappedSelector):
-    """The whole of selecting."""
+    """Wraps a selector."""
 
     clock: Clock
 
@@ -165,7 +164,7 @@ class TimedSelector(WrappedSelector):
 
 @dataclass(frozen=True, repr=False)
 class TimedReducer(WrappedReducer):
-    """Reducing is what is neither communication nor coding, whose time the comm and the codec take."""
+    """Wraps a reducer. Its time is without communication and coding, which comm and codec measure."""
 
     clock: Clock
 
@@ -180,7 +179,7 @@ class TimedReducer(WrappedReducer):
 
 
 def timed(recipe: Recipe, clock: Clock) -> Recipe:
-    """The same recipe, whose parts tell the clock what they are doing."""
+    """Return the same recipe with parts that measure their time."""
     reducer = recipe.reducer.with_codec(TimedCodec.around(recipe.reducer.codec, clock))
     return Recipe(
         TimedSelector(recipe.selector, clock), TimedReducer(reducer, clock), TimedFeedback(recipe.feedback, clock)

@@ -1,7 +1,6 @@
-"""Ranks as threads of one process, and the laws as public checks for algorithms of your own.
+"""Ranks as threads of one process, and the laws as checks for algorithms of your own.
 
->>> from gradsieve.testing import check_reducer
->>> check_reducer(MyReducer)  # raises a LawError that says which law is broken, for which input
+`check_reducer(MyReducer)` raises a `LawError` that says which law is broken, and for which input.
 """
 
 from gradsieve.testing.laws import LawError, check_feedback, check_reducer, check_selector

@@ -1,11 +1,11 @@
-"""The laws, as checks that anyone can run on an algorithm of their own.
+"""The laws as checks, which can be run on an algorithm of your own.
 
-A reducer, on every number of ranks and every pattern:
+The laws of a reducer, for every number of ranks and every pattern:
 1. `total` is the same on all ranks, bit for bit.
 2. Nothing is lost: sum over ranks of local == total + sum over ranks of leftover, in every coordinate, exactly on
    whole numbers.
 3. `total` and `leftover` are well formed: indices strictly increasing and in range, values finite.
-4. With k = numel, `total` is the dense sum and nothing is left over.
+4. With k = numel, `total` is the dense sum and `leftover` is zero.
 5. Bytes and messages received stay within `cost`.
 6. The same input gives the same output.
 7. Inputs are not changed.
@@ -26,7 +26,7 @@ from gradsieve.errors import GradsieveError
 from gradsieve.feedback import Feedback
 from gradsieve.reducers import Reducer
 from gradsieve.selectors import Selector
-from gradsieve.testing.patterns import PATTERNS, SIZES, Case
+from gradsieve.testing.patterns import PATTERNS, SIZES, VECTORS, Case
 from gradsieve.testing.ranks import run_ranks
 from gradsieve.vector import SparseVector
 from gradsieve.vector.pieces import Pieces
@@ -38,13 +38,23 @@ NUMEL = 300
 
 
 class LawError(GradsieveError, AssertionError):
-    """An algorithm breaks a law; the sentence says which one, and for which input."""
+    """An algorithm breaks a law. The message says which law, and for which input.
+
+    Example:
+        >>> from gradsieve.feedback import NoFeedback
+        >>> from gradsieve.testing import LawError, check_feedback
+        >>> try:
+        ...     check_feedback(NoFeedback)
+        ... except LawError as error:
+        ...     print(error)
+        vectors() must have a 'residual': undelivered entries would be lost
+    """
 
 
 class Outcome(NamedTuple):
-    """One rank's step."""
+    """The result of one step on one rank."""
 
-    sent: Tensor  # as it was before the step
+    sent: Tensor  # the dense form of `local`, before the step
     local: SparseVector
     total: SparseVector
     leftover: SparseVector
@@ -54,18 +64,20 @@ class Outcome(NamedTuple):
 def check_reducer(
     make: Callable[[], Reducer[Any]], *, sizes: Iterable[int] = SIZES, patterns: Iterable[str] = tuple(PATTERNS)
 ) -> None:
-    """Hold a reducer to the laws.
+    """Check that a reducer obeys the laws.
 
     Args:
-        make: Gives the reducer; its class will do if all settings have defaults.
+        make: Returns the reducer. Its class will do if all settings have defaults.
         sizes: Numbers of ranks.
-        patterns: Names of `gradsieve.testing.patterns.PATTERNS`.
+        patterns: Names in `gradsieve.testing.patterns.PATTERNS`.
 
     Raises:
         LawError: A law is broken.
 
     Example:
-        >>> check_reducer(gradsieve.REDUCERS["gtopk"], sizes=[3])
+        >>> from gradsieve.reducers.gtopk import GTopk
+        >>> from gradsieve.testing import check_reducer
+        >>> check_reducer(GTopk, sizes=[3])
     """
     names = list(patterns)
     for size in sizes:
@@ -80,7 +92,7 @@ def check_reducer(
 
 
 def run_reducer(make: Callable[[], Reducer[Any]], case: Case, steps: int = STEPS) -> list[list[Outcome]]:
-    """Outcomes by step and rank; the state is pickled and unpickled between steps."""
+    """Return the outcomes by step and rank. The state is pickled and unpickled between steps."""
 
     def rank(comm: Comm) -> list[Outcome]:
         counting, reducer = CountingComm(comm), make()
@@ -99,7 +111,7 @@ def run_reducer(make: Callable[[], Reducer[Any]], case: Case, steps: int = STEPS
 
 
 def check_steps(reducer: Reducer[Any], case: Case, steps: list[list[Outcome]], tolerance: float = 0.0) -> None:
-    """Laws 1 to 5 and 7 for outcomes of `run_reducer`; `tolerance` where values are rounded."""
+    """Check laws 1 to 5 for outcomes of `run_reducer`, with a tolerance if values are rounded."""
     for ranks in steps:
         check_same_everywhere(ranks)
         if reducer.conserving:
@@ -113,7 +125,7 @@ def check_steps(reducer: Reducer[Any], case: Case, steps: list[list[Outcome]], t
 
 
 def equal(a: SparseVector, b: SparseVector) -> bool:
-    """Bit for bit, signs of zero included."""
+    """Compare bit for bit, including signs of zero."""
     bits = {torch.float32: torch.int32, torch.float64: torch.int64}[a.values.dtype]
     return torch.equal(a.indices, b.indices) and torch.equal(a.values.view(bits), b.values.view(bits))
 
@@ -153,7 +165,7 @@ def _check_everything(ranks: list[Outcome]) -> None:
     if not torch.equal(ranks[0].total.to_dense(), torch.stack([outcome.sent for outcome in ranks]).sum(0)):
         raise LawError("with k = numel the total must be the dense sum")
     if any(outcome.leftover.values.any() for outcome in ranks):
-        raise LawError("with k = numel nothing may be left over")
+        raise LawError("with k = numel every leftover must be zero")
 
 
 def check_cost(reducer: Reducer[Any], case: Case, ranks: list[Outcome]) -> None:
@@ -180,34 +192,23 @@ def _check_again(first: list[list[Outcome]], second: list[list[Outcome]]) -> Non
                 raise LawError("the vector that a rank sends must not be changed")
 
 
-VECTORS: dict[str, Callable[[torch.Generator], Tensor]] = {
-    "normal": lambda generator: torch.randn(5000, generator=generator),
-    "mostly zero": lambda generator: (
-        torch.randn(5000, generator=generator) * (torch.rand(5000, generator=generator) < 0.001)
-    ),
-    "all zero": lambda generator: torch.zeros(5000),
-    "ties": lambda generator: torch.randn(5000, generator=generator).sign(),
-    "constant": lambda generator: torch.full((5000,), -2.5),
-    "one entry": lambda generator: torch.tensor([3.0]),
-    "two scales": lambda generator: torch.cat([torch.randn(2500, generator=generator), torch.full((2500,), 1e-6)]),
-    "subnormal": lambda generator: torch.randn(5000, generator=generator) * 1e-42,
-    "float64": lambda generator: torch.randn(5000, generator=generator, dtype=torch.float64),
-}
-"""Accumulated gradients that have broken selectors."""
-
-
 def check_selector(make: Callable[[], Selector[Any]]) -> None:
-    """Hold a selector to what every selector promises.
+    """Check that a selector obeys the laws of selectors.
 
-    Selected entries are those of the vector, in strictly increasing order, and zero only if the selector goes by
-    position (`selects_zeros`). An entry that is not finite is always told. The vector is not changed. The state
+    Selected entries are entries of the vector, in strictly increasing order. They are zero only if the selector goes by
+    position (`selects_zeros`). If an entry is not finite, a selected one is not. The vector is not changed. The state
     survives pickling.
 
     Args:
-        make: Gives the selector; its class will do if all settings have defaults.
+        make: Returns the selector. Its class will do if all settings have defaults.
 
     Raises:
-        LawError: A promise is broken.
+        LawError: A law is broken.
+
+    Example:
+        >>> from gradsieve.selectors.exact import Exact
+        >>> from gradsieve.testing import check_selector
+        >>> check_selector(Exact)
     """
     for name, vector in VECTORS.items():
         x = vector(torch.Generator().manual_seed(0))
@@ -239,20 +240,25 @@ def _check_bad_entry(selector: Selector[Any], bad: float) -> None:
     x[1234] = bad
     local, _ = selector(x, 10, selector.init(x.numel()))
     if torch.isfinite(local.values).all():
-        raise LawError(f"an entry is {bad}, and nothing that was selected tells of it")
+        raise LawError(f"an entry is {bad}, and all selected entries are finite")
 
 
 def check_feedback(make: Callable[[], Feedback[Any]]) -> None:
-    """Hold error feedback to its law: what was accumulated is delivered or stays in the residual.
+    """Check that error feedback obeys its laws: accumulated entries are delivered or stay in the residual.
 
-    Also: a step leaves the state before it whole, so that a failed step can be undone; a withheld piece keeps its
-    residual; `rescale_` multiplies all vectors that are remembered.
+    A step does not change the state before it, so that a failed step can be undone. A withheld piece keeps its
+    residual. `rescale_` multiplies all vectors of the state.
 
     Args:
-        make: Gives the feedback; its class will do if all settings have defaults.
+        make: Returns the feedback. Its class will do if all settings have defaults.
 
     Raises:
-        LawError: The law is broken.
+        LawError: A law is broken.
+
+    Example:
+        >>> from gradsieve.feedback import Residual
+        >>> from gradsieve.testing import check_feedback
+        >>> check_feedback(Residual)
     """
     feedback, generator = make(), torch.Generator().manual_seed(0)
     state = feedback.init(Pieces([_whole_numbers(generator)]))
@@ -262,14 +268,14 @@ def check_feedback(make: Callable[[], Feedback[Any]]) -> None:
     before = {kind: vector.clone() for kind, vector in feedback.vectors(state).items()}
     feedback.rescale_(state, 0.5)
     if any(not torch.equal(vector, 0.5 * before[kind]) for kind, vector in feedback.vectors(state).items()):
-        raise LawError("rescale_ must multiply all vectors that are remembered")
+        raise LawError("rescale_ must multiply all vectors of the state")
 
 
 def _check_one_step(feedback: Feedback[Any], state: Any, values: Tensor, withheld: list[bool]) -> Any:
     grad = Pieces([part.clone() for part in torch.split(values, NUMEL // 2)], withheld)
     before = {kind: vector.clone() for kind, vector in feedback.vectors(state).items()}
     if "residual" not in before:
-        raise LawError("vectors() must have a 'residual': what is not delivered would be lost")
+        raise LawError("vectors() must have a 'residual': undelivered entries would be lost")
     accumulated = feedback.accumulate(grad, grad, state, None, NUMEL).vector
     entire, (first, second) = accumulated.clone(), torch.split(accumulated.clone(), NUMEL // 2)
     indices = torch.arange(0, NUMEL // 2, 3)
@@ -277,14 +283,14 @@ def _check_one_step(feedback: Feedback[Any], state: Any, values: Tensor, withhel
     leftover = SparseVector(indices[::2].contiguous(), local.values[::2].contiguous(), NUMEL)
     after = feedback.settle(accumulated, grad, local, leftover, state)
     if any(not torch.equal(vector, before[kind]) for kind, vector in feedback.vectors(state).items()):
-        raise LawError("a step must leave the state before it whole")
+        raise LawError("a step must not change the state before it")
     expected = entire - local.to_dense() + leftover.to_dense()
     if withheld[1]:
         if second.any():
             raise LawError("a withheld piece has no part in a step: it must be accumulated as zero")
         expected[NUMEL // 2 :] = before["residual"][NUMEL // 2 :]
     if not torch.equal(feedback.vectors(after)["residual"], expected):
-        raise LawError("the residual after a step must be what was accumulated, minus what was delivered")
+        raise LawError("the residual after a step must be the accumulated minus the delivered entries")
     return after
 
 

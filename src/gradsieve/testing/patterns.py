@@ -1,7 +1,8 @@
-"""Vectors that the ranks send, in all the ways that have broken sparse reductions."""
+"""Inputs that have broken reducers and selectors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,32 +14,31 @@ SIZES = range(1, 9)
 
 
 class Case(NamedTuple):
-    """Each rank's entries as a dense vector with at most k non-zeros."""
+    """The entries of all ranks, each rank's as a dense vector with at most k non-zeros."""
 
     locals: list[Tensor]
     k: int
-    window: tuple[int, int] | None = None  # the entries that all ranks send as a run
+    window: tuple[int, int] | None = None  # the range that all ranks send as a run
 
     @property
     def numel(self) -> int:
-        """Entries of the vector."""
         return self.locals[0].numel()
 
     def local(self, rank: int) -> SparseVector:
-        """The vector that a rank sends."""
+        """Return the vector that a rank sends."""
         if self.window is None:
             return sparse(self.locals[rank])
         return SparseVector.run(self.locals[rank][slice(*self.window)].clone(), self.window[0], self.numel)
 
 
 def sparse(dense: Tensor) -> SparseVector:
-    """The non-zero entries of a dense vector."""
+    """Return the non-zero entries of a dense vector."""
     indices = dense.nonzero().flatten()
     return SparseVector(indices, dense[indices], dense.numel())
 
 
 def scattered(numel: int, indices: Tensor, generator: torch.Generator) -> Tensor:
-    """Non-zero whole numbers at some indices: sums of them are exact."""
+    """Return random non-zero whole numbers at some indices. Their sums are exact."""
     dense = torch.zeros(numel, dtype=torch.float64)
     values = torch.randint(1, 9, indices.shape, generator=generator)
     signs = torch.randint(0, 2, indices.shape, generator=generator) * 2 - 1
@@ -97,7 +97,7 @@ def fewer_entries_than_ranks(size: int, generator: torch.Generator) -> Case:
 
 
 def ranks_far_apart(size: int, generator: torch.Generator) -> Case:
-    """Most ranks have entries at the front, the last one at the back."""
+    """All ranks have entries at the front, except the last one, which has them at the back."""
     numel, k = 2000, 16
     starts = [0] * (size - 1) + [numel - 100]
     return Case(
@@ -124,7 +124,7 @@ PATTERNS = {
 
 
 def run_case(size: int, start: int, stop: int, numel: int, generator: torch.Generator) -> Case:
-    """All ranks send the same consecutive entries, zeros among them."""
+    """Return a case in which all ranks send the same range of consecutive entries, zeros included."""
     locals_ = [torch.zeros(numel, dtype=torch.float64) for _ in range(size)]
     for dense in locals_:
         dense[start:stop] = torch.randint(-8, 9, (stop - start,), generator=generator).double()
@@ -139,3 +139,19 @@ RUNS = {  # start, stop, numel
     "fewer entries than ranks": (7, 9, 30),
     "several chunks": (1000, 6001, 9000),
 }
+
+
+VECTORS: dict[str, Callable[[torch.Generator], Tensor]] = {
+    "normal": lambda generator: torch.randn(5000, generator=generator),
+    "mostly zero": lambda generator: (
+        torch.randn(5000, generator=generator) * (torch.rand(5000, generator=generator) < 0.001)
+    ),
+    "all zero": lambda generator: torch.zeros(5000),
+    "ties": lambda generator: torch.randn(5000, generator=generator).sign(),
+    "constant": lambda generator: torch.full((5000,), -2.5),
+    "one entry": lambda generator: torch.tensor([3.0]),
+    "two scales": lambda generator: torch.cat([torch.randn(2500, generator=generator), torch.full((2500,), 1e-6)]),
+    "subnormal": lambda generator: torch.randn(5000, generator=generator) * 1e-42,
+    "float64": lambda generator: torch.randn(5000, generator=generator, dtype=torch.float64),
+}
+"""Accumulated gradients that have broken selectors."""

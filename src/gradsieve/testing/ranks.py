@@ -1,4 +1,4 @@
-"""Run several ranks in one process: for tests, simulation and a first look, without a network."""
+"""Runs several ranks in one process, without a network: for tests, simulations and examples."""
 
 from __future__ import annotations
 
@@ -13,10 +13,26 @@ T = TypeVar("T")
 
 
 def run_ranks(size: int, fn: Callable[[Comm], T], *, timeout_seconds: float = 60.0) -> list[T]:
-    """Run `fn(comm)` on `size` ranks, each a thread, and return the results in rank order.
+    """Run a function on several ranks, each a thread of this process.
 
-    The first exception on any rank ends the run: the ranks that wait for it are released, and that exception is
-    raised here with the rank's number in front. A rank that waits longer than the timeout for a peer is an error too.
+    Args:
+        size: The number of ranks.
+        fn: Called on each rank with its `Comm`.
+        timeout_seconds: How long a rank may wait for a peer.
+
+    Returns:
+        The results in rank order.
+
+    Raises:
+        InputError: `size` is below 1.
+        PeerLostError: A rank waited too long.
+        Exception: The first exception on any rank, with the rank in its text. The other ranks are released.
+
+    Example:
+        >>> import torch
+        >>> from gradsieve.testing import run_ranks
+        >>> run_ranks(3, lambda comm: comm.all_reduce(torch.tensor([1.0 + comm.rank])).item())
+        [6.0, 6.0, 6.0]
     """
     if size < 1:
         raise InputError(f"size must be at least 1, got {size}")
@@ -43,7 +59,7 @@ def run_ranks(size: int, fn: Callable[[Comm], T], *, timeout_seconds: float = 60
 
 
 def _with_rank(rank: int, error: BaseException) -> BaseException:
-    """Say which rank it was, in the message itself where that is text."""
+    """Add the rank to the message of an error, or as a note if it has none."""
     named = f"rank {rank}"
     if error.args and isinstance(error.args[0], str):
         if not error.args[0].startswith(f"{named}:"):

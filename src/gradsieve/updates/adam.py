@@ -1,18 +1,19 @@
 """Adam and AdamW for ranks that step on their own gradients and exchange their updates.
 
 Dense training divides by the root of v = E[mean gradient²]. A rank that steps on its own gradient has E[own gradient²],
-which is larger: own = signal + noise, and averaging over P ranks divides the noise's variance by P. With q the signal's
-share of the own gradient's mean square,
+which is larger: own = signal + noise, and the mean over P ranks has 1 / P of the noise's variance. Let q be the
+signal's share of the own gradient's mean square. Then
 
     E[mean gradient²] = (q + (1 - q) / P) E[own gradient²].
 
-Without the correction every update of a small-batch run is up to sqrt(P) times too small.
-1. q is estimated for each parameter from successive steps: the noise of this step's gradient is independent of the
+Without a correction, each update of a small-batch run is up to sqrt(P) times too small.
+1. q is estimated for each parameter from successive steps. The noise of this step's gradient is independent of the
    first moment so far, so <gradient, first moment> / <gradient, gradient> is the signal's share. Nothing is sent.
-2. The denominator sqrt(v) is multiplied by sqrt(q + (1 - q) / P); everything else is torch's own step.
+2. The denominator sqrt(v) is multiplied by sqrt(q + (1 - q) / P). Everything else is torch's own step.
 
-Multiplying the denominator by c is the same as dividing rate and epsilon by c and multiplying decoupled weight decay by
-c, so torch's fused and foreach kernels do the work: one call for all parameters whose c rounds to the same level.
+To multiply the denominator by c is the same as to divide learning rate and epsilon by c and to multiply decoupled
+weight decay by c. So torch's fused and foreach kernels do the work, with one call for all parameters whose c rounds to
+the same level.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from torch import Tensor
 
 from gradsieve.updates.own import OwnGradients
 
-LEVELS_PER_DOUBLING = 16  # of the correction: 4 % apart, far below what the estimate is good for; more makes more calls
-MEMORY = 0.95  # of the share's two averages, per measurement; more smooths over more steps
-ALWAYS_MEASURED = 32  # steps at the start; after them one step in MEASURED_EVERY, since measuring reads two vectors
-MEASURED_EVERY = 4
+LEVELS_PER_DOUBLING = 16  # of the correction: 4 % apart, far below the error of the estimate; more makes more calls
+MEMORY = 0.95  # of the two averages behind q, per measurement; more smooths over more steps
+ALWAYS_MEASURED = 32  # steps at the start that are all measured
+MEASURED_EVERY = 4  # after them, one step in this many: a measurement reads two vectors
 
 
 class CorrectedMoments(OwnGradients):
-    """Mixed into torch's Adam or AdamW: corrects second moments once a sieve has said how many ranks there are."""
+    """Mixin for torch's Adam and AdamW: corrects second moments once `for_ranks` has set the number of ranks."""
 
-    _plain_step: Callable[..., Any]  # torch's own, without the hooks that torch wraps around it
-    _levels: dict[Tensor, tuple[Any, int]] | None = None  # of corrections, with what each was computed from
+    _plain_step: Callable[..., Any]  # torch's own step, without the hooks that torch wraps around it
+    _levels: dict[Tensor, tuple[Any, int]] | None = None  # the level of each correction, and its inputs
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -58,7 +59,7 @@ class CorrectedMoments(OwnGradients):
         return loss
 
     def signal_share(self, parameter: Tensor) -> float:
-        """The signal's estimated share of the mean square of a parameter's own gradients; 1 before any estimate."""
+        """Return the estimate of q for a parameter; 1 before the first measurement."""
         state = self.state.get(parameter, {})
         energy = state.get("gradient_energy", 0.0)
         return min(1.0, max(0.0, state["signal_energy"] / energy)) if energy > 0 else 1.0
@@ -76,7 +77,7 @@ class CorrectedMoments(OwnGradients):
             yield part
 
     def _level(self, parameter: Tensor) -> int:
-        """Of a parameter's correction. Computed again only if what it depends on has changed."""
+        """Return the level of a parameter's correction, computed again only if its inputs have changed."""
         state = self.state.get(parameter, {})
         basis = self._num_ranks, state.get("signal_energy"), state.get("gradient_energy")
         if self._levels is None:
@@ -91,7 +92,7 @@ class CorrectedMoments(OwnGradients):
         return level
 
     def _measure(self) -> None:
-        """Add this step to the averages behind `signal_share`; all parameters in one transfer to main memory."""
+        """Add this step to the averages behind `signal_share`, with one transfer to main memory for all parameters."""
         measured: list[tuple[dict[str, Any], float]] = []
         products: list[Tensor] = []
         for group in self.param_groups:
@@ -114,24 +115,32 @@ class CorrectedMoments(OwnGradients):
 
 
 def _steps_counted(state: Mapping[str, Any]) -> int:
-    """Steps that the moments have seen. Torch's own count may be on a GPU, where reading waits: it is read once."""
+    """Return the number of steps in the moments. Torch's count may be on a GPU, where reading waits: read it once."""
     counted: int | None = state.get("steps_counted")
     return int(state["step"]) if counted is None else counted + 1
 
 
 def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Torch wraps `step` of every class it has made an object of; hooks must run once, around ours."""
+    """Unwrap torch's `step`. Torch wraps it once the class has been used, and hooks must run once, around ours."""
     return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
 
 
 class AdamW(CorrectedMoments, torch.optim.AdamW):
-    """`torch.optim.AdamW` for a model whose updates a sieve exchanges.
+    """`torch.optim.AdamW` for a model whose updates are exchanged.
 
-    Same arguments, same meaning of `lr`, `betas`, `eps` and `weight_decay`, same state and the same speed. With no
-    sieve, or with one rank, it is `torch.optim.AdamW` bit for bit.
+    It corrects the second moments for the noise of a single rank's gradient. Arguments, state and speed are those of
+    `torch.optim.AdamW`. Without a sieve, or with one rank, it is `torch.optim.AdamW` bit for bit.
+
+    Args:
+        params: Parameters or parameter groups.
+        lr: The learning rate.
+        betas: Decay of the first and the second moments.
+        eps: Added to the denominator.
+        weight_decay: Decoupled weight decay.
+        amsgrad, maximize, foreach, capturable, differentiable, fused: As for `torch.optim.AdamW`.
 
     Example:
-        >>> model = DistributedDataParallel(model)
+        >>> import gradsieve
         >>> optimizer = gradsieve.AdamW(model.parameters(), lr=1e-3)
         >>> sieve = gradsieve.attach(model, optimizer=optimizer)
     """
@@ -140,6 +149,24 @@ class AdamW(CorrectedMoments, torch.optim.AdamW):
 
 
 class Adam(CorrectedMoments, torch.optim.Adam):
-    """`torch.optim.Adam` for a model whose updates a sieve exchanges; see `AdamW`."""
+    """`torch.optim.Adam` for a model whose updates are exchanged.
+
+    It corrects the second moments for the noise of a single rank's gradient. Arguments, state and speed are those of
+    `torch.optim.Adam`. Without a sieve, or with one rank, it is `torch.optim.Adam` bit for bit.
+
+    Args:
+        params: Parameters or parameter groups.
+        lr: The learning rate.
+        betas: Decay of the first and the second moments.
+        eps: Added to the denominator.
+        weight_decay: This multiple of the parameters is added to the gradient.
+        amsgrad, foreach, maximize, capturable, differentiable, fused, decoupled_weight_decay: As for
+            `torch.optim.Adam`.
+
+    Example:
+        >>> import gradsieve
+        >>> optimizer = gradsieve.Adam(model.parameters(), lr=1e-3)
+        >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+    """
 
     _plain_step = _without_hooks(torch.optim.Adam.step)

@@ -1,4 +1,4 @@
-"""The optimizer whose updates are exchanged: checked, and turned into its sieve-aware form in place."""
+"""Checks the optimizer whose updates are exchanged, and turns it into its sieve-aware form in place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AWARE: dict[type[Optimizer], type[OwnGradients]] = {
     torch.optim.Adam: Adam,
     torch.optim.SGD: SGD,
 }
-"""The sieve-aware form of each torch optimizer that has one. Subclasses have none: what they change is not known."""
+"""The sieve-aware form of each torch optimizer that has one. Subclasses have none, since their changes are unknown."""
 
 
 def adapt(optimizer: Optimizer) -> OwnGradients:
@@ -38,7 +38,7 @@ def adapt(optimizer: Optimizer) -> OwnGradients:
 
 
 def _let_scheduler_follow(optimizer: OwnGradients) -> None:
-    """A scheduler watches `step` through a function of the old class: give it one of the new class."""
+    """Wrap `step` of the new class as a scheduler did with that of the old class, to notice calls."""
     step = optimizer.step
 
     def seen(*args: Any, **kwargs: Any) -> Any:
@@ -50,9 +50,9 @@ def _let_scheduler_follow(optimizer: OwnGradients) -> None:
 
 
 def aware(optimizer: object, num_ranks: int) -> bool:
-    """Tell the innermost optimizer how many ranks step on own gradients, adapting torch's own in place.
+    """Adapt the innermost optimizer in place, and set the number of ranks that step on their own gradients.
 
-    Returns False, and leaves the optimizer as it is, if it has no sieve-aware form.
+    Returns False, and changes nothing, if it has no sieve-aware form.
     """
     *wrappers, inner = layers(optimizer)
     if isinstance(inner, Optimizer) and type(inner) in AWARE:
@@ -66,13 +66,13 @@ def aware(optimizer: object, num_ranks: int) -> bool:
 
 
 def _renew_step(wrapper: Any) -> None:
-    """Accelerate's wrapper remembers the old class's `step` if it has a scaler: let it look again, as if unpickled."""
+    """Let Accelerate's wrapper look up `step` again, as after unpickling: with a scaler it keeps the old class's."""
     if hasattr(wrapper, "_optimizer_patched_step_method"):
         wrapper.__setstate__(wrapper.__getstate__())
 
 
 def layers(optimizer: object) -> list[object]:
-    """The optimizer and what it wraps, to the innermost: frameworks wrap the torch optimizer in their own."""
+    """Return an optimizer and those it wraps, down to the innermost: frameworks wrap the torch optimizer."""
     found = [optimizer]
     while isinstance(inner := getattr(found[-1], "optimizer", None), Optimizer):
         found.append(inner)
@@ -80,10 +80,10 @@ def layers(optimizer: object) -> list[object]:
 
 
 def checked_optimizer(optimizer: object, parameters: Mapping[str, Tensor]) -> Optimizer:
-    """The torch optimizer inside a framework's wrapper; or one sentence why it cannot train this model."""
+    """Return the torch optimizer inside a framework's wrapper; raise if it cannot train this model."""
     *wrappers, inner = layers(optimizer)
     if any(hasattr(wrapper, "sieve") for wrapper in wrappers):
-        raise InputError("this optimizer exchanges by itself: give attach the one that it wraps, and step that one")
+        raise InputError("this optimizer exchanges by itself: give attach the optimizer inside it, and step that one")
     if not isinstance(inner, Optimizer):
         raise InputError(f"optimizer must be a torch.optim.Optimizer, got {type(inner).__name__}")
     owned = {id(tensor) for group in inner.param_groups for tensor in group["params"]}
@@ -98,18 +98,18 @@ def check_one_gradient(optimizer: Optimizer) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise InputError(
-            f"{type(optimizer).__name__} evaluates the model several times a step and compares losses, which differ "
-            "from rank to rank: use an optimizer that takes one gradient a step"
+            f"{type(optimizer).__name__} evaluates the model several times per step and compares losses, which differ "
+            "from rank to rank: use an optimizer that takes one gradient per step"
         )
 
 
 def owned_by(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters that the optimizer moves: no others have updates."""
+    """Return the parameters that the optimizer moves. Others have no updates."""
     owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     return {name: tensor for name, tensor in parameters.items() if id(tensor) in owned}
 
 
 def rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    """Each parameter's learning rate. Updates of different size must not share the step size of one message."""
+    """Return the learning rate of each parameter. Updates of different size must not share one step size."""
     by_identity = {id(tensor): group.get("lr", 0.0) for group in optimizer.param_groups for tensor in group["params"]}
     return {name: float(by_identity[id(tensor)]) for name, tensor in parameters.items()}

@@ -1,11 +1,11 @@
-"""A vector cut into combs that take turns: comb j of m has every m-th entry, beginning with the j-th.
+"""Combs: a vector is cut into m combs that take turns. Comb j has every m-th entry, beginning with the j-th.
 
-One comb is exchanged at a time, whole, so no indices are sent. Single entries rather than one long window per turn:
-every matrix then has its share in every exchange. With half of the vector as one window, half of the layers wait while
-the other half moves, and some of the learning is lost (docs/optimizers.md).
+One comb is exchanged at a time, whole, so no indices are sent. A comb has single entries rather than one long window,
+so that every matrix has its share in every exchange. With half of the vector as one window, half of the layers would
+wait while the other half moves, and the model would learn less (docs/optimizers.md).
 
-For the same reason a comb's entries are dealt to the ranks in turn: each rank owns every P-th of them. Each rank's part
-is then a sample of the whole model, and its mean magnitude is that of the model.
+For the same reason a comb's entries are dealt to the ranks in turn: each rank owns every P-th of them. So each rank's
+part is a sample of the whole model, with the model's mean magnitude.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from gradsieve.vector.pieces import Pieces
 
 
 class Comb(NamedTuple):
-    """One of several combs, dealt to some ranks."""
+    """One comb, whose entries are dealt to the ranks."""
 
     number: int = 0
-    of: int = 1  # how many there are
+    of: int = 1  # the number of combs
     ranks: int = 1
 
     @classmethod
     def of_turn(cls, turn: int, density: float | None, ranks: int) -> Comb:
-        """The comb whose turn it is when a share `density` of all entries is exchanged at a time; None is all."""
+        """Return the comb of a turn, if a share `density` of all entries is exchanged per turn; None is all."""
         of = 1 if density is None else max(1, round(1 / density))
         return cls(turn % of, of, ranks)
 
     def numel(self, whole: int) -> int:
-        """Entries of the comb of a vector of `whole` entries."""
+        """Return the number of the comb's entries in a vector of `whole` entries."""
         rounds, rest = divmod(whole, self.of * self.ranks)
         return rounds * self.ranks + (rest if self.number == 0 else 0)
 
     def gathered(self, vector: Tensor) -> Tensor:
-        """The comb's entries in memory of their own."""
+        """Return a copy of the comb's entries."""
         values = torch.empty(self.numel(vector.numel()), dtype=vector.dtype, device=vector.device)
         if _is_compiled_for(vector):
             compiled.gather(*self._layout(vector), values.numpy())
@@ -71,13 +71,13 @@ class Comb(NamedTuple):
         return vector.numpy(), self.number, self.of, self.ranks, rounds
 
     def _each(self, vector: Tensor, values: Tensor, work: Callable[[Tensor, Tensor], object]) -> None:
-        """Do something with each view of the vector and its part of the values; compiled loops have done the rounds."""
+        """Call `work` with each view of the vector and its values, except what compiled loops have done already."""
         edge = vector.numel() - vector.numel() % (self.of * self.ranks)
         taken = edge // self.of
         if not _is_compiled_for(vector):
             part = vector[:edge].view(-1, self.ranks, self.of)[:, :, self.number].t()
             work(part, values[:taken].view(part.shape))
-        if self.number == 0:  # what is beyond the last full round
+        if self.number == 0:  # entries after the last full round
             work(vector[edge:], values[taken:])
 
 
@@ -86,20 +86,20 @@ def _is_compiled_for(vector: Tensor) -> bool:
 
 
 class CombPieces(Pieces):
-    """A group's vector of which one comb is exchanged; without a comb, all of it."""
+    """A group's vector and the comb of it that is exchanged; by default all entries."""
 
     comb: Comb = Comb()
 
 
 class Turn(NamedTuple):
-    """The same on every rank."""
+    """The number of the next turn, the same on every rank."""
 
     turn: int = 0
 
 
 @dataclass(frozen=True)
 class TakeTurns(Selector[Turn]):
-    """Selects all of the comb whose turn it is, which `CombDrift` has gathered."""
+    """Selects all entries of the comb, which `CombDrift` has gathered."""
 
     selects_zeros = True
 
@@ -117,14 +117,14 @@ class TakeTurns(Selector[Turn]):
 
 
 class CombState(NamedTuple):
-    """A residual, and what an exchange that does not count yet has left over of one comb."""
+    """A residual, and the new residual of one comb until the exchange counts."""
 
     residual: Tensor
     comb: Comb = Comb()
     kept: Tensor | None = None
 
     def committed(self) -> CombState:
-        """Take on what was left over."""
+        """Write the new residual of the comb."""
         if self.kept is not None:
             self.comb.put_in_(self.residual, self.kept)
         return CombState(self.residual)
@@ -132,7 +132,7 @@ class CombState(NamedTuple):
 
 @dataclass(frozen=True)
 class CombDrift(Drift):
-    """`Drift` for one comb at a time: it needs no spare, since only the comb is copied."""
+    """`Drift` for one comb at a time. It needs no spare vector, since only the comb is copied."""
 
     @override
     def init(self, grad: Pieces) -> CombState:  # type: ignore[override]
@@ -141,13 +141,13 @@ class CombDrift(Drift):
     def accumulate(  # type: ignore[override]
         self, grad: Pieces, out: Pieces, state: CombState, floor: float | None, expected: int
     ) -> Accumulated:
-        """A copy of the comb's residual."""
+        """Copy the comb's residual."""
         assert isinstance(grad, CombPieces)
         return Accumulated(grad.comb.gathered(state.residual))
 
     def settle(  # type: ignore[override]
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: CombState
     ) -> CombState:
-        """The leftover replaces the comb's residual once the step counts."""
+        """Keep the comb's new residual until the step counts."""
         assert isinstance(grad, CombPieces)
         return CombState(state.residual, grad.comb, self.left_of(accumulated, local, leftover))

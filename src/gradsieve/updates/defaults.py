@@ -1,4 +1,4 @@
-"""Recipe and density where the user does not choose, for gradients and for updates."""
+"""The default recipes and densities, for gradients and for updates."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gradsieve.selectors.window import Window
 
 DEFAULT_RECIPE = "oktopk"
 DEFAULT_UPDATE_RECIPE = "onebit"
-DEFAULT_UPDATE_DENSITY = 0.5  # 64 times fewer bytes than dense; lower loses learning (docs/optimizers.md)
+DEFAULT_UPDATE_DENSITY = 0.5  # 64 times fewer bytes than dense; with less the model learns less (docs/optimizers.md)
 EVEN = (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
-"""Optimizers whose updates have about the size of the learning rate in every layer; `AdamW` is an `Adam`."""
+"""Optimizers whose updates are about as large as the learning rate in every layer. `AdamW` is an `Adam`."""
 
 
 def chosen_exchange(
     recipe: str | Recipe | None, density: float | Schedule | None, optimizer: Optimizer | None
 ) -> tuple[Recipe, Schedule]:
-    """Recipe and schedule: as given, or the defaults for gradients (no optimizer) or for the optimizer's updates."""
+    """Return recipe and schedule: as given, or the defaults for gradients (no optimizer) or updates."""
     name = recipe or (DEFAULT_RECIPE if optimizer is None else DEFAULT_UPDATE_RECIPE)
     if density is None:
         if optimizer is None or name != DEFAULT_UPDATE_RECIPE:
@@ -50,9 +50,9 @@ def default_rules(recipe: Recipe, optimizer: Optimizer | None) -> Rules:
 
 
 def sign_code(optimizer: Optimizer) -> str:
-    """The value code of one bit per update that suits an optimizer.
+    """Return the one-bit value code that suits an optimizer.
 
-    One step size per message (`bit`) if its updates are equally large in all layers. One per 1,024 entries (`sign`) if
-    they are not, as SGD's, or if that is not known.
+    `bit` has one step size per message, for updates that are equally large in all layers. `sign` has one per 1,024
+    entries, for all others, such as SGD's.
     """
     return "bit" if isinstance(optimizer, EVEN) else "sign"

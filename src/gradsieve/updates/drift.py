@@ -20,12 +20,12 @@ class Drift(Residual):
     With a decay below one the law has a third term: sent = delivered + kept + forgotten.
     """
 
-    decay: float = 1.0  # share of the residual that is kept after an exchange; less forgets sooner
+    decay: float = 1.0  # fraction of the residual that is kept after an exchange; less forgets sooner
 
     def accumulate(
         self, grad: Pieces, out: Pieces, state: ResidualState, floor: float | None, expected: int
     ) -> Accumulated:
-        """Copy the residual to the spare: nothing is added, and the residual stays whole until the step counts."""
+        """Copy the residual to the spare vector. The residual does not change until the step counts."""
         state.spare.copy_(state.residual)
         candidates = None if floor is None else kernels(state.spare).compact(state.spare, floor, expected)
         return Accumulated(state.spare, candidates)
@@ -33,10 +33,10 @@ class Drift(Residual):
     def settle(
         self, accumulated: Tensor, grad: Pieces, local: SparseVector, leftover: SparseVector, state: ResidualState
     ) -> ResidualState:
-        """See `Feedback.settle`; then forget."""
+        """Subtract the delivered entries, and decay."""
         return ResidualState(self.left_of(accumulated, local, leftover), state.residual)
 
     def left_of(self, accumulated: Tensor, local: SparseVector, leftover: SparseVector) -> Tensor:
-        """What is kept of a vector, in its own memory: without what was delivered, and decayed."""
+        """Turn a vector into its residual in place: without the delivered entries, and decayed."""
         take_off_(accumulated, local, leftover)
         return accumulated if self.decay == 1 else accumulated.mul_(self.decay)

@@ -1,4 +1,4 @@
-"""An engine whose groups hold residuals of updates, and whose totals move a shared model."""
+"""An engine for updates: its groups hold residuals of updates, and its totals move a shared model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN = Outer()
 
 
 class UpdateEngine(Engine):
-    """All groups of one model on one rank. A step that counts moves `shared` by the mean of what was delivered."""
+    """All groups of one model on one rank. A step that counts moves `shared` by the delivered mean."""
 
     def __init__(
         self,
@@ -39,48 +39,48 @@ class UpdateEngine(Engine):
         super().__init__(groups, settings, comm)
         self.outer = outer
         self.local_steps_done = 0
-        self.current: int | None = None  # group under way
-        self.is_due = False  # whether an exchange is to come before the next forward pass; the same on all ranks
-        # At least float32, as residuals are: small moves must not vanish in rounding.
+        self.current: int | None = None  # the group that is being exchanged
+        self.is_due = False  # whether the next forward pass must exchange first; the same on all ranks
+        # At least float32, as residuals are: small moves must not be rounded away.
         like = [self._residual(index) for index in range(len(self.groups))]
         self._shared = [torch.empty_like(vector) for vector in like]
         self.velocity = [torch.zeros_like(vector) for vector in like] if outer.momentum else []  # of the shared model
         self._moved = [] if outer.ahead else [torch.zeros_like(vector) for vector in like]  # since the last exchange
-        self._pending: list[SharedPieces] = []  # groups exchanged in the step under way
+        self._pending: list[SharedPieces] = []  # groups that the current step has exchanged
         for name, parameter in parameters.items():
             self.shared[name].copy_(parameter.detach().reshape(-1))
 
     @property
     def shared(self) -> dict[str, Tensor]:
-        """The shared model's parameters, flat, by name; the same on every rank, bit for bit."""
-        return {name: self._part(self._shared, name) for name in self.places}
+        """The parameters of the shared model, flat, by name; the same on every rank, bit for bit."""
+        return {name: self._part(self._shared, name) for name in self.positions}
 
     def residual(self, name: str) -> Tensor:
-        """A parameter's residual on this rank, flat; changing it changes what is exchanged next."""
+        """Return a parameter's residual on this rank, flat: a view, so that changes are exchanged next."""
         index, slot = self._slot(name)
         return self._residual(index)[slot]
 
     def offset(self, name: str) -> Tensor:
-        """The distance from a parameter's shared to its local value on this rank, flat."""
+        """Return a parameter's shared minus its local value on this rank, flat: a view."""
         return self.residual(name) if self.outer.ahead else self._part(self._moved, name)
 
     def outer_state(self) -> dict[str, dict[str, Tensor]]:
-        """What the outer settings need besides residuals, by kind and parameter; empty for the default."""
+        """Return the state of the outer settings, by kind and parameter; empty for the default."""
         kinds = {"velocity": self.velocity, "moved": self._moved}
         return {
-            kind: {name: self._part(vectors, name).clone() for name in self.places}
+            kind: {name: self._part(vectors, name).clone() for name in self.positions}
             for kind, vectors in kinds.items()
             if vectors
         }
 
     def load_outer_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on from what `outer_state` gave."""
+        """Continue from what `outer_state` returned."""
         for kind, vectors in (("velocity", self.velocity), ("moved", self._moved)):
-            for name in self.places if vectors else ():
+            for name in self.positions if vectors else ():
                 self._part(vectors, name).copy_(state[kind][name])
 
     def count_local_step(self) -> None:
-        """One more backward pass, which a step follows. All ranks count alike, also one that skips its step."""
+        """Count a backward pass, which a step follows. All ranks count alike, including one that skips its step."""
         self.local_steps_done += 1
         self.is_due = self.is_due or self.local_steps_done % self.outer.local_steps == 0
 
@@ -92,13 +92,13 @@ class UpdateEngine(Engine):
         return vectors[index][slot]
 
     def _slot(self, name: str) -> tuple[int, slice]:
-        """A parameter's group, and its part of the group's vector."""
-        index, number = self.places[name]
+        """Return the number of a parameter's group, and its range in the group's vector."""
+        index, number = self.positions[name]
         slot = self.groups[index].slots[number]
         return index, slice(slot.start, slot.stop)
 
     def exchange(self, index: int, grads: Sequence[Tensor], density: float | None, withhold: bool) -> Exchanged:
-        """Exchange one group's residual. The gradients, if any are given, play no part."""
+        """Exchange one group's residual. Gradients are ignored."""
         if index == 0:
             self._pending = []
         group = self.groups[index]
@@ -118,7 +118,7 @@ class UpdateEngine(Engine):
         return outcome
 
     def exchange_all(self, *, joined: bool = False) -> bool:
-        """One step of all groups, on the caller's thread; whether it counted, the same on every rank."""
+        """Exchange all groups on the calling thread. Returns whether the step counts, the same on every rank."""
         step = Step(self, joined=joined)
         for index in range(len(self.groups)):
             self.current = index
@@ -127,7 +127,7 @@ class UpdateEngine(Engine):
         return step.finish()
 
     def commit(self, states: list[PipelineState]) -> None:
-        """Take on the new residuals and move the shared model: all groups together, or none."""
+        """Take the new residuals and move the shared model, all groups together."""
         super().commit([_committed(state) for state in states])
         for index, pieces in enumerate(self._pending):
             if self.velocity:
@@ -135,7 +135,7 @@ class UpdateEngine(Engine):
             pieces.move_(self.outer.rate)
 
     def _pipeline(self, group: Group, density: float | None) -> Pipeline:
-        """Small parameters are exchanged whole, with a residual like all others: nothing of them is left over."""
+        """Dense groups have residuals as well, which are delivered whole."""
         return self._sparse if group.sparse and density is not None else self._whole
 
 
@@ -145,12 +145,12 @@ def _committed(state: PipelineState) -> PipelineState:
 
 
 class SharedPieces(CombPieces):
-    """A group's part of the shared model. The mean is held back until the step counts."""
+    """A group's part of the shared model. The mean is kept until the step counts."""
 
     _mean: Tensor | SparseVector  # of the comb; sparse if few of its entries were delivered
 
     def write_mean_(self, total: SparseVector, size: int, *, is_clear: bool = False) -> None:
-        """Remember the mean, in memory of its own: `total` may lie in a vector that is about to be reused."""
+        """Keep a copy of the mean: the memory of `total` may be reused."""
         if total.is_run:
             self._mean = torch.empty(total.numel, dtype=self.dtype, device=self.device)
             Pieces([self._mean]).write_mean_(total, size)
@@ -158,14 +158,14 @@ class SharedPieces(CombPieces):
             self._mean = SparseVector.trusted((total.indices, total.values / size), total.numel)
 
     def accelerate_(self, velocity: Tensor, momentum: float) -> None:
-        """Nesterov: velocity = momentum * velocity + mean; the mean becomes mean + momentum * velocity."""
+        """Apply Nesterov momentum: velocity = momentum * velocity + mean, then mean += momentum * velocity."""
         mean = self._mean if isinstance(self._mean, Tensor) else self._mean.to_dense()
         fast = self.comb.gathered(velocity).mul_(momentum).add_(mean)
         self.comb.put_in_(velocity, fast)
         self._mean = mean.add_(fast, alpha=momentum)
 
     def move_(self, rate: float) -> None:
-        """Subtract the mean, times the outer rate, from the shared model."""
+        """Subtract the mean, times the outer learning rate, from the shared model."""
         ((_, _, shared, _),) = self
         if isinstance(self._mean, Tensor):
             self.comb.subtract_from_(shared, self._mean, rate)
@@ -174,7 +174,7 @@ class SharedPieces(CombPieces):
 
 
 def for_updates(settings: Settings, outer: Outer = PLAIN) -> Settings:
-    """The settings with the feedback of updates, or one sentence about what does not go with them."""
+    """Return the settings with the feedback for updates; raise if they are for gradients only."""
     if settings.local_clip_norm is not None:
         raise InputError(
             "local_clip_norm clips gradients before they are exchanged, and here updates are exchanged: "

@@ -1,9 +1,9 @@
 """The local model of one rank: the shared model minus this rank's undelivered updates, its offset.
 
-At rest the parameters hold the shared model: what a user evaluates, saves or compares is the same on every rank, bit
-for bit. For a training step they go ahead to the local model:
-1. `ahead` before a forward pass with gradients: parameters = shared - offset
-2. `rest` after the optimizer's step: offset += distance the optimizer moved the parameters; parameters = shared
+At rest the parameters hold the shared model. So the model that a user evaluates, saves or compares is the same on every
+rank, bit for bit. In a training step they hold the local model:
+1. `ahead`, before a forward pass with gradients: parameters = shared - offset
+2. `rest`, after the optimizer's step: offset += distance that the optimizer moved the parameters; parameters = shared
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gradsieve.updates.engine import UpdateEngine
 
 
 class LocalModel:
-    """One model's parameters on one rank, which go ahead and come to rest."""
+    """Switches the parameters of one model on one rank between the shared and the local model."""
 
     def __init__(self, parameters: Mapping[str, Tensor], engine: UpdateEngine) -> None:
         self.parameters = dict(parameters)
@@ -29,28 +29,28 @@ class LocalModel:
 
     @torch.no_grad()
     def take_on(self) -> None:
-        """At rest a user may have loaded or changed the parameters: let the shared model be what they are."""
+        """At rest, copy the parameters to the shared model: the user may have loaded or changed them."""
         if not self.is_ahead:
             for name, parameter in self.parameters.items():
                 _take_on_(self._shares[name].view(parameter.shape), parameter)
 
     @torch.no_grad()
     def ahead(self) -> None:
-        """Let the parameters hold the local model as it is after the last exchange."""
+        """Write the local model to the parameters, as it is after the last exchange."""
         if not self.is_ahead or self._exchanged:
             self.take_on()
             self._write_local()
 
     @torch.no_grad()
     def rest(self) -> None:
-        """Add the distance that the parameters have moved to the offset, and let them hold the shared model."""
+        """Add the distance that the parameters have moved to the offset, and write the shared model to them."""
         if self.is_ahead:
             self.is_ahead = False
             for name, parameter in self.parameters.items():
                 _rest(self._shares[name], self._engine.offset(name), parameter)
 
     def exchanged(self) -> None:
-        """An exchange has moved the shared model and the offset."""
+        """Note that an exchange has moved the shared model and the offset."""
         self._exchanged = True
         if not self.is_ahead:
             with torch.no_grad():
@@ -74,7 +74,7 @@ def _rest(shared: Tensor, offset: Tensor, parameter: Tensor) -> None:
     if _is_compiled_for(shared, parameter):
         moves.rest(shared.numpy(), offset.numpy(), parameter.detach().view(-1).numpy())
         return
-    # As rounded when it was written: so the distance is the optimizer's, to the last bit.
+    # Rounded as it was when written, so that the distance is exactly the optimizer's.
     before = (shared - offset).to(parameter.dtype)
     offset.add_(before.sub_(parameter.reshape(-1)))
     parameter.copy_(shared.view(parameter.shape))
@@ -85,7 +85,7 @@ def _is_compiled_for(shared: Tensor, parameter: Tensor) -> bool:
 
 
 def _take_on_(shared: Tensor, parameter: Tensor) -> None:
-    """What differs from the shared model replaces it; what is its rounded copy leaves it as it is."""
+    """Copy a parameter to the shared model, except where it is the rounded value of the shared model."""
     if parameter.dtype == shared.dtype:
         shared.copy_(parameter)
     else:

@@ -1,9 +1,9 @@
-"""What becomes of an exchanged mean: a rate, a momentum, and how much of a residual is kept.
+"""The outer step: how the delivered mean moves the shared model, and how much of a residual is kept.
 
-DiLoCo (Douillard et al., 2023) exchanges the distance of H local steps densely and gives it to SGD with Nesterov
-momentum. SparseLoCo (2025) sends its largest entries with error feedback that decays, and lets every rank start its
-local steps from the shared model. The default is neither: the mean moves the shared model as far as it says, and local
-models go on from where they are.
+DiLoCo (Douillard et al., 2023, https://arxiv.org/abs/2311.08105) exchanges the distance of H local steps densely and
+gives it to SGD with Nesterov momentum. SparseLoCo (Sarfi et al., 2025, https://arxiv.org/abs/2508.15706) sends its
+largest entries with error feedback that decays, and each rank starts its local steps from the shared model. The default
+is neither: the delivered mean moves the shared model, and the local models continue from where they are.
 """
 
 from __future__ import annotations
@@ -15,13 +15,31 @@ from gradsieve.errors import InputError
 
 @dataclass(frozen=True)
 class Outer:
-    """How the shared model follows the delivered mean."""
+    """How the shared model follows the delivered mean.
 
-    local_steps: int = 1  # optimizer steps from exchange to exchange; more sends less, and lets local models part
-    rate: float = 1.0  # of the mean that moves the shared model; more follows faster
-    momentum: float = 0.0  # Nesterov's, over exchanges; more smooths over more of them
-    decay: float = 1.0  # share of the residual that is kept after an exchange; less forgets sooner
-    ahead: bool = True  # whether local models include the residual; False: all start from the shared model
+    Args:
+        local_steps: Optimizer steps per exchange. More sends less, and lets local models move apart.
+        rate: The outer learning rate: the shared model moves by this multiple of the mean. More follows faster.
+        momentum: Nesterov momentum over exchanges. More smooths over more of them.
+        decay: Fraction of the residual that is kept after an exchange. Less forgets sooner.
+        ahead: Whether local models include the residual. If False, all start from the shared model.
+
+    Raises:
+        InputError: A value is outside its range.
+
+    Example:
+        >>> from gradsieve import DILOCO, Outer
+        >>> DILOCO
+        Outer(local_steps=100, rate=0.7, momentum=0.9, decay=1.0, ahead=True)
+        >>> Outer(local_steps=8).every(4).local_steps
+        4
+    """
+
+    local_steps: int = 1
+    rate: float = 1.0
+    momentum: float = 0.0
+    decay: float = 1.0
+    ahead: bool = True
 
     def __post_init__(self) -> None:
         if self.local_steps < 1:
@@ -34,12 +52,16 @@ class Outer:
             raise InputError(f"the decay of residuals must be in [0, 1], got {self.decay}")
 
     def every(self, local_steps: int | None) -> Outer:
-        """With another number of local steps; None is as it is."""
+        """Return these settings with another number of local steps.
+
+        Args:
+            local_steps: Optimizer steps per exchange; None keeps the number.
+        """
         return self if local_steps is None else replace(self, local_steps=local_steps)
 
 
 DILOCO = Outer(local_steps=100, rate=0.7, momentum=0.9)
-"""The published setting, to be used with recipe "dense"; local_steps from 30 to 500."""
+"""The published outer settings of DiLoCo, for recipe "dense" and 30 to 500 local steps."""
 
 SPARSELOCO = Outer(local_steps=30, decay=0.95, ahead=False)
-"""The published setting, to be used with recipe "sparseloco" at density 1 / 64; local_steps from 15 to 100."""
+"""The published outer settings of SparseLoCo, for recipe "sparseloco", density 1 / 64 and 15 to 100 local steps."""

@@ -1,4 +1,4 @@
-"""Optimizers that know that each rank steps on its own gradient."""
+"""Optimizers that take into account that each rank steps on its own gradient."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch.optim import Optimizer
 
 
 class OwnGradients(Optimizer):
-    """Mixed into a torch optimizer: a sieve tells it how many ranks step on their own gradients."""
+    """Mixin for a torch optimizer whose updates are exchanged."""
 
     _num_ranks: int = 1
 
     def for_ranks(self, num_ranks: int) -> None:
-        """Each of `num_ranks` ranks steps on its own gradient from now on; 1 is torch's own optimizer, bit for bit."""
+        """Set the number of ranks that step on their own gradients. With 1 it is torch's optimizer, bit for bit."""
         self._num_ranks = num_ranks

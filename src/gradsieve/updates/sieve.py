@@ -1,4 +1,4 @@
-"""The handle of a model whose updates are exchanged, and the hooks that move its parameters ahead and to rest."""
+"""The handle of a model whose updates are exchanged, and the hooks that switch its parameters."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ T = TypeVar("T")
 
 
 class UpdateSieve(Sieve):
-    """The handle of a model whose updates are exchanged. Each rank's optimizer state is its own, and saved with it."""
+    """The handle of a model whose updates are exchanged. Its state includes this rank's optimizer state."""
 
     local: LocalModel
     optimizer: Optimizer
-    _exchange_now: Callable[[], None] = staticmethod(lambda: None)  # the optimizer's step has exchanged already
-    _loaded: dict[str, Any] | None = None  # the optimizer's state, until the next training pass
+    _exchange_now: Callable[[], None] = staticmethod(lambda: None)  # nothing to do if the optimizer's step exchanges
+    _loaded: dict[str, Any] | None = None  # a loaded optimizer state, until the next training pass
 
     def follow(self, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
-        """Keep the local model and the optimizer whose updates are exchanged."""
+        """Set the parameters and the optimizer whose updates are exchanged."""
         self.local, self.optimizer = LocalModel(parameters, self._updates), optimizer
         self.parameters = tuple(parameters.values())
 
@@ -43,7 +43,7 @@ class UpdateSieve(Sieve):
         if layers(optimizer)[-1] is not self.optimizer:
             raise InputError(
                 f"rank {rank}: this sieve exchanges the updates of another optimizer, and those of this "
-                f"{type(optimizer).__name__} would be lost: give the optimizer that attach was given"
+                f"{type(optimizer).__name__} would be lost: use the optimizer that was given to attach"
             )
         if not aware(optimizer, size):
             warnings.warn(
@@ -56,24 +56,24 @@ class UpdateSieve(Sieve):
 
     @property
     def clip_factor(self) -> float:
-        """The root of the number of ranks: a rank's own gradient is longer than the mean by about that factor."""
+        """The square root of the number of ranks: a rank's own gradient is longer than the mean by about that."""
         return math.sqrt(self.engine.comm.size)
 
     def exchange(self) -> None:
-        """Exchange now what the next training pass would exchange first. All ranks call it together.
+        """Exchange the last step's updates now, instead of before the next training pass. All ranks call it together.
 
-        For the end of training: else the last step stays with the rank that took it.
+        For the end of training: otherwise the last updates stay in each rank's residual.
         """
         self._exchange_now()
 
     def exchange_by(self, exchange_now: Callable[[], None]) -> None:
-        """Have this function exchange what is due."""
+        """Set the function that exchanges if an exchange is due."""
         self._exchange_now = exchange_now
 
     def before_training(self) -> None:
-        """Have the optimizer go on from this rank's own state: a framework may have loaded rank 0's over it.
+        """Load this rank's own optimizer state again: a framework may have loaded rank 0's after it.
 
-        Settings stay as they are: a scheduler may have set the learning rate since.
+        Settings are kept: a scheduler may have set the learning rate since.
         """
         if self._loaded is not None:
             settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
@@ -88,11 +88,11 @@ class UpdateSieve(Sieve):
         return self.engine
 
     def shared_parameters(self) -> Mapping[str, Tensor]:
-        """The shared model's parameters, flat, by name; the same on every rank, bit for bit."""
+        """Return the parameters of the shared model, flat, by name; the same on every rank, bit for bit."""
         return self._updates.shared
 
     def state_dict(self) -> dict[str, Any]:
-        """All this rank must know to go on exactly as it would have, its optimizer's state included."""
+        """Return everything that this rank needs to continue bit for bit, including its optimizer's state."""
         ((key, own),) = super().state_dict().items()
         engine = self._updates
         return {
@@ -106,10 +106,10 @@ class UpdateSieve(Sieve):
         }
 
     def load_state_dict(self, states: Mapping[str, Any], *, keep: Keep = "mean") -> None:
-        """Go on from what `state_dict` gave on this rank, or on all ranks of a run of another size.
+        """Continue from the state that this rank saved, or from the states of all ranks of a run of another size.
 
-        `keep="mean"` preserves the mean of all local models. A rank without a state of its own takes over the optimizer
-        state of rank r modulo the old size.
+        `keep="mean"` preserves the mean of all local models. After a change of the number of ranks, rank r takes the
+        optimizer state of rank r modulo the old number.
         """
         comm = self.engine.comm
         super().load_state_dict(states, keep=keep)
@@ -119,7 +119,7 @@ class UpdateSieve(Sieve):
             own = ordered[comm.rank % len(ordered)]
         if OPTIMIZER_KEY not in own:
             raise InputError(
-                f"rank {comm.rank}: the state is of a run that exchanged gradients, this one exchanges updates"
+                f"rank {comm.rank}: the state is from a run that exchanged gradients, and this run exchanges updates"
             )
         self._loaded = own[OPTIMIZER_KEY]
         self.optimizer.load_state_dict(self._loaded)
@@ -130,10 +130,10 @@ class UpdateSieve(Sieve):
 
 
 def bind(module: nn.Module, optimizer: Optimizer, local: LocalModel, before_training: Callable[[], None]) -> None:
-    """Move ahead before training passes, after `before_training`; rest after steps, for evaluation and for saving.
+    """Register the hooks that write the local model before training passes and the shared model at all other times.
 
-    The hooks hold the local model and the object of the method `before_training` weakly: a module must not keep a sieve
-    and its thread alive.
+    `before_training` is a bound method that is called before each training pass. The hooks hold its object and the
+    local model weakly: a module must not keep a sieve and its worker alive.
     """
     held, before = weakref.ref(local), weakref.WeakMethod(before_training)
 
