@@ -97,10 +97,10 @@ def reduce(
     Over loopback, or with --network in hosts of their own on limited links, one network after the other.
     """
     check_folder(plot)
-    from gradsieve.lab.bench.picture import draw_steps
     from gradsieve.lab.bench.reduce import COLUMNS, ReducePlan, bench_reduce
     from gradsieve.lab.bench.site import LOOPBACK
     from gradsieve.lab.interrupts import termination_unwinds
+    from gradsieve.lab.plots.steps import draw_steps
     from gradsieve.recipes import RECIPES
 
     raced = raced_peers(peers, no_peers, networks)

@@ -18,7 +18,7 @@ from gradsieve.errors import MismatchError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gradsieve.lab.train.exchange import Exchange
+    from gradsieve.lab.train.choice import Choice
     from gradsieve.lab.train.plan import Plan
 
 Row = dict[str, Any]
@@ -55,17 +55,17 @@ def compare(**options: Any) -> None:  # fmt: skip
     All runs of a seed take turns on the same workers, so that they meet the same conditions.
     """
     around = {name: options.pop(name) for name in AROUND}
-    from gradsieve.lab.train.exchange import DENSE, mixtures
+    from gradsieve.lab.train.choice import DENSE, parse_choices
 
     plan = plan_of(options, recipe=DENSE, values="exact")
-    exchanges = mixtures(plan.exchange, around["recipes"], around["values"])
-    plan.check_with(exchanges)
+    choices = parse_choices(plan.choice, around["recipes"], around["values"])
+    plan.check_with(choices)
     folder = run_folder(around["out"], f"compare-{plan.workload}")
-    run_comparison(plan, exchanges, range(around["first_seed"], around["first_seed"] + around["seeds"]), folder, around)
+    run_comparison(plan, choices, range(around["first_seed"], around["first_seed"] + around["seeds"]), folder, around)
 
 
 def run_comparison(
-    plan: Plan, exchanges: Sequence[Exchange], seeds: Sequence[int], folder: Path, around: Row
+    plan: Plan, choices: Sequence[Choice], seeds: Sequence[int], folder: Path, around: Row
 ) -> Row | None:
     """Run, show, write; the summary comes back, but on ranks other than 0 of a found world."""
     from gradsieve.lab.interrupts import termination_unwinds
@@ -75,13 +75,13 @@ def run_comparison(
 
     with termination_unwinds(), last_words(folder), _live(around["as_json"]) as see:
         results = launch(
-            around["workers"], "cpu", folder, compare_everywhere, plan, exchanges, list(seeds),
+            around["workers"], "cpu", folder, compare_everywhere, plan, choices, list(seeds),
             on_report=see, timeout=around["timeout"],
         )  # fmt: skip
     world = found_world()
     if world is not None and world.rank:
         return None
-    content = write_comparison(plan, exchanges, list(seeds), folder, results)
+    content = write_comparison(plan, choices, list(seeds), folder, results)
     if around["as_json"]:
         click.echo(json.dumps({**content, "folder": str(folder)}))
     else:
@@ -94,15 +94,15 @@ def run_comparison(
 
 
 def write_comparison(
-    plan: Plan, exchanges: Sequence[Exchange], seeds: list[int], folder: Path, results: Sequence[Row]
+    plan: Plan, choices: Sequence[Choice], seeds: list[int], folder: Path, results: Sequence[Row]
 ) -> Row:
     """summary.json, table.txt and the figure."""
+    from gradsieve.lab.plots.comparison import draw_comparison
     from gradsieve.lab.train.comparison import read_curves, run_name, summary
-    from gradsieve.lab.train.figure import draw_comparison
     from gradsieve.lab.train.journal import finite, read_config
 
-    config = read_config(folder / run_name(exchanges[0], seeds[0]))
-    environment = json.loads((folder / run_name(exchanges[0], seeds[0]) / "environment.json").read_text())
+    config = read_config(folder / run_name(choices[0], seeds[0]))
+    environment = json.loads((folder / run_name(choices[0], seeds[0]) / "environment.json").read_text())
     content: Row = finite({
         "environment": environment,
         "settings": {**plan.to_json(), **{name: config[name] for name in SETTINGS}},
@@ -114,7 +114,7 @@ def write_comparison(
 
     with (folder / "table.txt").open("w") as file:
         Console(file=file, width=160).print(summary_table(content))
-    train, test = (read_curves(folder, exchanges, seeds, event) for event in ("train", "test"))
+    train, test = (read_curves(folder, choices, seeds, event) for event in ("train", "test"))
     draw_comparison(folder / "comparison.png", _title(content), train, test, config["metrics"][0], _evaluated(content))
     return content
 

@@ -37,10 +37,10 @@ def demo(workers: int, steps: int, density: float, seed: int, out: Path | None, 
     if workers < 2:
         raise InputError(f"workers must be at least 2, or there is nothing to exchange, got {workers}")
     folder = run_folder(out, "demo")
-    from gradsieve.lab.train.exchange import DENSE, Exchange
+    from gradsieve.lab.train.choice import DENSE, Choice
     from gradsieve.lab.train.plan import Plan
 
-    dense = Exchange(DENSE, density)
+    dense = Choice(DENSE, density)
     plan = Plan(WORKLOAD, dense, steps=steps, evaluate_every=max(1, steps // TESTS))
     around = {"workers": workers, "timeout": None, "as_json": as_json}
     content = run_comparison(plan, [dense, replace(dense, recipe="oktopk-nomomentum")], [seed], folder, around)

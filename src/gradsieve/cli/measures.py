@@ -90,13 +90,13 @@ def peer_options(command: F) -> F:
 
 def raced_peers(peers: Sequence[str], no_peers: bool, networks: Sequence[str]) -> list[str]:
     """Those that were named; or the usual ones, in a network and unless told otherwise."""
-    from gradsieve.lab.peers import PEERS
+    from gradsieve.lab.baselines import BASELINES
 
     if peers and no_peers:
         raise InputError("--peer and --no-peers exclude each other")
     for name in peers:
-        PEERS[name]
-    usual = [name for name, peer in PEERS.items() if peer.usual]
+        BASELINES[name]
+    usual = [name for name, baseline in BASELINES.items() if baseline.usual]
     return list(peers) or (usual if networks and not no_peers else [])
 
 

@@ -88,7 +88,7 @@ def train(**options: Any) -> None:
     from gradsieve.lab.bench.standings import COLUMNS
     from gradsieve.lab.bench.train import bench_train
     from gradsieve.lab.interrupts import termination_unwinds
-    from gradsieve.lab.train.exchange import DENSE, mixtures
+    from gradsieve.lab.train.choice import DENSE, parse_choices
 
     around = {name: options.pop(name) for name in AROUND}
     evaluate_every = options.pop("evaluate_every") or max(1, options["steps"] // TESTS)
@@ -96,7 +96,7 @@ def train(**options: Any) -> None:
     networks = around["networks"]
     peers = raced_peers(around["peers"], around["no_peers"], networks)
     named = [*around["recipes"], *(name for name in peers if name != "ddp")]  # which is dense
-    raced = mixtures(plan.exchange, named, around["values"])
+    raced = parse_choices(plan.choice, named, around["values"])
     race = TrainPlan(
         plan,
         raced,
@@ -148,10 +148,11 @@ def frontier(files: Sequence[Path], plot: Path | None, as_json: bool) -> None:
     FILE is race.json of `bench train`; several must have the same workload, ranks and steps.
     """
     from gradsieve.lab.bench import frontier as found
+    from gradsieve.lab.plots.frontier import draw_frontier
 
     check_folder(plot)
     report = found.frontier(*found.read_races(files))
     show(report, "Frontier", found.COLUMNS, as_json)
     if plot is not None:
         with writing(plot):
-            found.draw_frontier(plot, report)
+            draw_frontier(plot, report)

@@ -63,11 +63,11 @@ def train(context: click.Context, /, **options: Any) -> None:  # fmt: skip
         raise InputError("name a workload, such as gradsieve train resnet20, or give --resume DIR")
     from gradsieve.cli.progress import watching
     from gradsieve.lab.interrupts import termination_unwinds
-    from gradsieve.lab.train.course import train_everywhere
     from gradsieve.lab.train.launch import launch
+    from gradsieve.lab.train.run import train_everywhere
 
     plan, workers = (plan_of(options), around["workers"]) if resume is None else _resumed(context, options, resume)
-    folder = resume or run_folder(around["out"], f"{plan.workload}-{plan.exchange.recipe}")
+    folder = resume or run_folder(around["out"], f"{plan.workload}-{plan.choice.recipe}")
     with termination_unwinds(), last_words(folder), watching(folder, around["as_json"], around["tensorboard"]) as see:
         result = launch(
             around["workers"] or workers, around["device"], folder, train_everywhere, plan, resume is not None,

@@ -62,7 +62,7 @@ def _with(command: F, *options: Callable[[F], F]) -> F:
 
 def plan_of(settings: dict[str, Any], **more: Any) -> Plan:
     """From what the options gave."""
-    from gradsieve.lab.train.exchange import Exchange
+    from gradsieve.lab.train.choice import Choice
     from gradsieve.lab.train.plan import Plan
     from gradsieve.lab.workloads import WORKLOADS
 
@@ -70,8 +70,8 @@ def plan_of(settings: dict[str, Any], **more: Any) -> Plan:
     given = {**settings, **more}
     if given["recipe"] is None:
         given["recipe"] = WORKLOADS[given["workload"]].preset(given["preset"]).sieve.recipe
-    exchange = Exchange(**{name: given.pop(name) for name in names})
-    return Plan(exchange=exchange, **given)
+    choice = Choice(**{name: given.pop(name) for name in names})
+    return Plan(choice=choice, **given)
 
 
 def run_folder(out: Path | None, name: str) -> Path:
@@ -87,12 +87,12 @@ def run_folder(out: Path | None, name: str) -> Path:
 @contextmanager
 def last_words(folder: Path) -> Iterator[None]:
     """If a worker fails, what it printed last is shown before the error."""
+    from gradsieve.lab.rank_processes import RankProcessError
     from gradsieve.lab.train.launch import last_lines, log_file
-    from gradsieve.lab.workers import WorkerError
 
     try:
         yield
-    except WorkerError as error:
+    except RankProcessError as error:
         if lines := last_lines(folder, error.rank):
             click.echo(f"Last lines of rank {error.rank} ({log_file(folder, error.rank)}):", err=True)
             for line in lines:
