@@ -185,10 +185,10 @@ def test_nobody_starts_before_it_is_known_that_sgd_cannot_be_lazy(
 ) -> None:
     """Workers had been started, and the sentence was one rank's."""
     assert main([*command.split(), "--out", str(tmp_path / "runs")]) == 2
-    assert capsys.readouterr().err.startswith("gradsieve: error: lazy is a kind of Adam")
+    assert capsys.readouterr().err.startswith("gradsieve: error: -lazy is a variant of Adam")
     assert not (tmp_path / "runs").exists()
 
 
 def test_where_sgd_trains_there_is_nothing_lazy() -> None:
-    with pytest.raises(InputError, match="this workload is trained by SGD: take the ending -lazy off"):
+    with pytest.raises(InputError, match="this workload is trained with SGD: use a name without -lazy"):
         Plan("resnet20", Choice("oktopk-lazy"), steps=4)

@@ -219,7 +219,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capsys: 
 def test_more_workers_than_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["resnet20", "--workers", "2", "--train-samples", "1", "--out", str(tmp_path)]
     assert main(["train", *options]) == 2
-    assert "there are more workers than samples, 2 and 1" in capsys.readouterr().err
+    assert "there are more ranks than samples, 2 and 1" in capsys.readouterr().err
 
 
 def test_worlds_are_found_by_their_variables() -> None:
