@@ -154,7 +154,7 @@ def bench_overlap(plan: OverlapPlan, progress: Progress = silent) -> Report:
     require_memory(4 * COPIES * numel * plan.ranks * (len(plan.group_mbs) + 3), "use a smaller --width or fewer ranks")
     rows: list[Row] = []
     for network in plan.networks:
-        measured = run_on(network, plan.ranks, measure, plan, network, on_report=lambda told: progress(*told))
+        measured = run_on(network, plan.ranks, measure, plan, network, on_report=lambda report: progress(*report))
         rows += _rows(plan, network, numel, measured)
     return Report(environment(), rows)
 

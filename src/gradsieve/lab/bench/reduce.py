@@ -62,7 +62,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class ReducePlan:
-    """What to measure: every recipe under every combination of the others."""
+    """What to measure: every recipe and baseline under every combination of conditions."""
 
     recipes: Sequence[str]
     numels: Sequence[int]
@@ -152,7 +152,7 @@ def bench_reduce(plan: ReducePlan, progress: Progress = silent) -> Report:
                 for density in plan.densities:
                     names = tuple(plan.recipes), tuple(plan.baselines)
                     cell = Cell(*names, network, numel, density, ranks, plan.repeats, tuple(plan.values))
-                    measured = run_on(network, ranks, measure, cell, on_report=lambda told: progress(*told))
+                    measured = run_on(network, ranks, measure, cell, on_report=lambda report: progress(*report))
                     rows += _rows(cell, measured)
     return Report(environment(), rows)
 

@@ -52,7 +52,8 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
     except OSError as error:
         path = error.filename or target
         raise InputError(
-            f"cannot write to the cache, {path}: {error.strerror or error}; set GRADSIEVE_CACHE to another folder"
+            f"cannot write to the cache, {path}: {error.strerror or error}; "
+            f"set GRADSIEVE_CACHE to a writable folder with free space"
         ) from None
     return target
 

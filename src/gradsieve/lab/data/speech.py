@@ -87,13 +87,13 @@ def greedy(scores: Tensor) -> str:
     return decode(best[changed & (best != BLANK)].tolist())
 
 
-def edit_distance(said: Sequence[object], heard: Sequence[object]) -> int:
+def edit_distance(reference: Sequence[object], hypothesis: Sequence[object]) -> int:
     """The Levenshtein distance: the smallest number of insertions, deletions and substitutions."""
-    row = np.arange(len(heard) + 1)
+    row = np.arange(len(hypothesis) + 1)
     numbers: dict[object, int] = {}
-    coded = np.array([numbers.setdefault(item, len(numbers)) for item in heard], dtype=np.int64)
-    steps = np.arange(len(heard) + 1)
-    for count, item in enumerate(said, 1):
+    coded = np.array([numbers.setdefault(item, len(numbers)) for item in hypothesis], dtype=np.int64)
+    steps = np.arange(len(hypothesis) + 1)
+    for count, item in enumerate(reference, 1):
         changed = row[:-1] + (coded != numbers.get(item, -1))
         best = np.minimum(row[1:] + 1, changed)
         # An insertion costs one more than the entry to its left: a running minimum of entries minus their index.

@@ -139,7 +139,7 @@ def remove(claim: Claim) -> None:
 
 
 def vanish(site: Site, host: int) -> None:
-    """Take the link down first, so that no peer receives a farewell, then kill everything in the host."""
+    """Take the link down first, so that no peer sees its connections close, then kill everything in the host."""
     site.link(host).down()
     site.hosts[host].kill()
 

@@ -20,7 +20,7 @@ def draw_race(path: Path, rows: Sequence[Row]) -> None:
     for axes, network in zip(panels, networks, strict=True):
         for number, row in enumerate(row for row in rows if row["network"] == network):
             _draw_curves(axes, row, number)
-        axes.axhline(first["target_loss"], color=FAINT, linewidth=1, linestyle="--")
+        axes.axhline(first["target_loss"], color=FAINT, linewidth=1, linestyle="--", label="target")
         axes.set_title(network, color=INK, loc="left", fontsize=11)
         axes.set_xlabel("training time in seconds (log scale)", color=INK)
         style_axes(axes, "x")

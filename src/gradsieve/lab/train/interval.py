@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 PHASES = ("data", "forward", "backward", "exchange", "update")
-"""Of a step. `exchange` is the time spent waiting after the last gradient was computed. The rest overlaps backward."""
+"""The phases of a step. `exchange` is the wait after the last gradient was computed; the rest overlaps backward."""
 
 
 @dataclass
@@ -23,5 +23,5 @@ class Interval:
 
     @property
     def seconds(self) -> float:
-        """Over all phases."""
+        """Sum over all phases."""
         return sum(self.phases.values())

@@ -1,4 +1,4 @@
-"""A sample of the probe: what is measured of one group in one step, on one rank."""
+"""A sample of the probe: the measurements of one group in one step, on one rank."""
 
 from __future__ import annotations
 

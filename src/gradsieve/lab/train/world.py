@@ -122,10 +122,10 @@ def _is_step(environment: Mapping[str, str]) -> bool:
 def _first_host(environment: Mapping[str, str]) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
-        told = subprocess.run(
+        listed = subprocess.run(
             ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=20, check=True
         )
-        return told.stdout.split()[0]
+        return listed.stdout.split()[0]
     # Without Slurm's own tool, the first name of a list such as `node[03-07,9],other` is expanded here.
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodes)
     if match is None:

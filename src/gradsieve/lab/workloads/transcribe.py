@@ -66,14 +66,14 @@ class Transcription(Task[SpeechBatch]):
     def tally(self, model: nn.Module, data: SpeechBatch) -> Tensor:
         """Numbers of characters, character errors, words, word errors and utterances, and the sum of the loss."""
         scores, lengths = model(data.frames, data.lengths)
-        said = [decode(labels.tolist()) for labels in torch.split(data.labels.cpu(), data.label_lengths.tolist())]
-        heard = [greedy(row[:length]) for row, length in zip(scores.cpu(), lengths.tolist(), strict=True)]
-        pairs = list(zip(said, heard, strict=True))
+        texts = [decode(labels.tolist()) for labels in torch.split(data.labels.cpu(), data.label_lengths.tolist())]
+        decoded = [greedy(row[:length]) for row, length in zip(scores.cpu(), lengths.tolist(), strict=True)]
+        pairs = list(zip(texts, decoded, strict=True))
         wrong = sum(edit_distance(*pair) for pair in pairs)
         wrong_words = sum(edit_distance(one.split(), other.split()) for one, other in pairs)
-        words = sum(len(text.split()) for text in said)
+        words = sum(len(text.split()) for text in texts)
         total = float(_ctc(scores, lengths, data))
-        return torch.tensor([sum(map(len, said)), wrong, words, wrong_words, len(said), total], dtype=torch.float64)
+        return torch.tensor([sum(map(len, texts)), wrong, words, wrong_words, len(texts), total], dtype=torch.float64)
 
     @override
     def scores(self, sums: Tensor) -> Mapping[str, float]:
