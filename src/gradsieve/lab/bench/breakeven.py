@@ -37,7 +37,7 @@ COLUMNS = (
     Column("ranks", "ranks"),
     Column("numel", "numel", thousands),
     Column("density", "density"),
-    Column("step_seconds", "compute per step", lambda value: f"{value * 1e3:g} ms"),
+    Column("step_seconds", "compute", lambda value: f"{value * 1e3:g} ms"),
     Column("over_dense", "beats dense", lambda value: range_text(value)),
     Column("over_peers", "beats every baseline", lambda value: range_text(value)),
     Column("slower_links", "fastest below"),

@@ -52,11 +52,11 @@ COLUMNS = (
     Column("density", "density"),
     Column("threads", "threads"),
     Column("seconds", "step time", milliseconds),
-    Column("speedup_over_dense", "speedup over gloo", times),
+    Column("speedup_over_dense", "speedup", times),
     Column("bytes_received_per_rank", "received per rank", megabytes),
     Column("interface_bytes_received_per_rank", "at interface", megabytes),
-    Column("messages_per_rank", "messages per rank"),
-    Column("calls_per_step", "calls per step"),
+    Column("messages_per_rank", "messages"),
+    Column("calls_per_step", "calls"),
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradsieve.lab.bench.race import TrainPlan
-from gradsieve.lab.bench.report import Column, Row, megabytes, milliseconds, thousands, times
+from gradsieve.lab.bench.report import Column, Row, milliseconds, thousands, times
 from gradsieve.lab.rank_processes import threads_per_rank
 
 COLUMNS = (
@@ -17,14 +17,14 @@ COLUMNS = (
     Column("ranks", "ranks"),
     Column("numel", "numel", thousands),
     Column("seconds", "step time", milliseconds),
-    Column("speedup_over_dense", "step speedup", times),
+    Column("speedup_over_dense", "speedup", times),
     Column("diverged", "diverged"),
     Column("test_loss", "test loss", lambda value: f"{value:.4f}"),
     Column("test_loss_deviation", "±", lambda value: f"{value:.2g}"),
-    Column("seconds_to_target", "time to target", lambda value: f"{value:.1f} s"),
+    Column("seconds_to_target", "to target", lambda value: f"{value:.1f} s"),
     Column("speedup_to_target", "vs dense", times),
     Column("speedup_over_best_peer", "vs best baseline", times),
-    Column("interface_bytes_received_per_rank", "received per step", megabytes),
+    Column("interface_bytes_received_per_rank", "MB per step", lambda value: f"{value / 1e6:.3g}"),
 )
 
 
