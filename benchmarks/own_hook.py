@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import gradsieve
-from gradsieve.lab.workers import Worker, run_workers
+from gradsieve.lab.rank_processes import RankProcess, run_rank_processes
 
 RANKS = 4
 STEPS = 300
@@ -119,7 +119,7 @@ VARIANTS: dict[str, dict[str, object] | str | None] = {
 }
 
 
-def train(worker: Worker, seed: int, variant: str, lr: float) -> dict[str, float]:
+def train(process: RankProcess, seed: int, variant: str, lr: float) -> dict[str, float]:
     """One run; all ranks together."""
     digits = load_digits()
     pixels, labels = torch.tensor(digits.data / 16.0, dtype=torch.float32), torch.tensor(digits.target)
@@ -134,7 +134,7 @@ def train(worker: Worker, seed: int, variant: str, lr: float) -> dict[str, float
     if hook is not None:
         model.register_comm_hook(hook, own_topk)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    generator = torch.Generator().manual_seed(seed * 100 + worker.rank)
+    generator = torch.Generator().manual_seed(seed * 100 + process.rank)
     for _ in range(STEPS):
         rows = train_rows[torch.randint(len(train_rows), (BATCH_SIZE,), generator=generator)]
         optimizer.zero_grad()
@@ -144,7 +144,7 @@ def train(worker: Worker, seed: int, variant: str, lr: float) -> dict[str, float
         train_loss = cross_entropy(inner(pixels[train_rows]), labels[train_rows]).item()
         right = (inner(pixels[test_rows]).argmax(1) == labels[test_rows]).float().mean().item()
     numel = sum(parameter.numel() for parameter in inner.parameters())
-    sent = 2 * numel * 4 * (worker.size - 1) / worker.size * STEPS
+    sent = 2 * numel * 4 * (process.size - 1) / process.size * STEPS
     sent = hook.bytes_sent if hook else sieve.stats.traffic.bytes_sent if sieve else sent
     misplaced = hook.misplaced / hook.owed if hook and hook.owed else 0.0
     if sieve is not None:
@@ -157,10 +157,10 @@ def train(worker: Worker, seed: int, variant: str, lr: float) -> dict[str, float
     }
 
 
-def work(worker: Worker, lr: float) -> dict[str, list[dict[str, float]]]:
+def work(process: RankProcess, lr: float) -> dict[str, list[dict[str, float]]]:
     """All runs of one rank."""
     warnings.simplefilter("ignore", FutureWarning)
-    return {variant: [train(worker, seed, variant, lr) for seed in SEEDS] for variant in VARIANTS}
+    return {variant: [train(process, seed, variant, lr) for seed in SEEDS] for variant in VARIANTS}
 
 
 def main() -> None:
@@ -168,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lr", type=float, default=0.1)
     lr = parser.parse_args().lr
-    runs = run_workers(RANKS, work, lr)[0]
+    runs = run_rank_processes(RANKS, work, lr)[0]
     rows = []
     for variant, results in runs.items():
         row: dict[str, object] = {"variant": variant}

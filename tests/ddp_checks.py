@@ -41,7 +41,7 @@ from ddp_models import (
 )
 from gradsieve import RECIPES, Rules, Sieve
 from gradsieve.checkpoint.dcp import read_states
-from gradsieve.lab.workers import Worker
+from gradsieve.lab.rank_processes import RankProcess
 from gradsieve.recipes import recipe as named_recipe
 
 LAYOUTS: list[dict[str, Any]] = [
@@ -55,12 +55,12 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-def run_checks(worker: Worker, names: Sequence[str], module: str = __name__) -> None:
+def run_checks(process: RankProcess, names: Sequence[str], module: str = __name__) -> None:
     torch.set_num_threads(1)
     for name in names:
         check: Callable[[int], None] = getattr(import_module(module), name)
         try:
-            check(worker.rank)
+            check(process.rank)
         except BaseException as error:
             place = traceback.extract_tb(error.__traceback__)
             where = " < ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(place))

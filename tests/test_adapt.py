@@ -6,7 +6,7 @@ import pytest
 
 import adapt_checks
 from ddp_checks import run_checks
-from gradsieve.lab.workers import run_workers
+from gradsieve.lab.rank_processes import run_rank_processes
 
 CHECKS = [
     "momentum_sgd_is_linear",
@@ -22,4 +22,4 @@ CHECKS = [
 
 @pytest.mark.timeout(600)
 def test_adapt() -> None:
-    run_workers(2, run_checks, CHECKS, adapt_checks.__name__)
+    run_rank_processes(2, run_checks, CHECKS, adapt_checks.__name__)

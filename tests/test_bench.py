@@ -1,4 +1,4 @@
-"""Benchmarks report in one form, on gradients worth measuring, and workers that fail are heard."""
+"""Benchmarks report in one form, on gradients worth measuring, and rank processes that fail are named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradsieve.lab import machine
 from gradsieve.lab.bench.contest import contest
 from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.reduce import ReducePlan, bench_reduce
-from gradsieve.lab.workers import Worker, WorkerError, run_workers
+from gradsieve.lab.rank_processes import RankProcess, RankProcessError, run_rank_processes
 from gradsieve.wire.message import OVERHEAD_BYTES
 
 ENVIRONMENT = {"gradsieve", "python", "torch", "numpy", "numba", "cpu", "cores", "platform", "date"}
@@ -60,7 +60,7 @@ def test_select_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert exact["picked_over_k"] == 1
 
 
-def test_select_of_one_method_keeps_the_peers_and_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_select_of_one_method_keeps_the_baselines_and_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "select", "--method", "dgc", "--numel", "1000", "--threads", "1", "--repeats", "1"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -159,23 +159,23 @@ def test_memory_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("recipes", "peers", "vectors"),
+    ("recipes", "baselines", "vectors"),
     [(["dense"], [], 4), (["oktopk"], [], 6), (["dgc"], [], 8), (["oktopk", "dgc"], ["bf16"], 15)],
 )
-def test_room_is_asked_for_what_recipes_and_peers_keep(
-    monkeypatch: pytest.MonkeyPatch, recipes: list[str], peers: list[str], vectors: int
+def test_room_is_asked_for_what_recipes_and_baselines_keep(
+    monkeypatch: pytest.MonkeyPatch, recipes: list[str], baselines: list[str], vectors: int
 ) -> None:
     monkeypatch.setattr(machine, "available_bytes", lambda: 0)
-    plan = ReducePlan(recipes, numels=[10**9], densities=[0.01], ranks=[1], repeats=1, peers=peers)
+    plan = ReducePlan(recipes, numels=[10**9], densities=[0.01], ranks=[1], repeats=1, baselines=baselines)
     with pytest.raises(InputError, match=f"needs about {4 * vectors}.0 GB of memory"):
         bench_reduce(plan)
 
 
-def work(worker: Worker, how: str) -> None:
+def work(process: RankProcess, how: str) -> None:
     """Rank 1 fails in the way it is told, while rank 0 waits for it."""
     comm = TorchComm(timeout_seconds=30)
-    if worker.rank == 1:
-        worker.report(how)
+    if process.rank == 1:
+        process.report(how)
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ZeroDivisionError("no way")
@@ -186,20 +186,20 @@ def work(worker: Worker, how: str) -> None:
     ("how", "sentence"),
     [
         ("raise", r"^rank 1: ZeroDivisionError: no way \(test_bench\.py, line \d+\)$"),
-        ("kill", r"^rank 1 ended without a word, by signal SIGKILL \(is the machine out of memory\?\)$"),
+        ("kill", r"^rank 1 ended without an error message, by signal SIGKILL \(is the machine out of memory\?\)$"),
     ],
 )
-def test_the_worker_that_failed_is_named_not_the_one_that_lost_it(how: str, sentence: str) -> None:
+def test_the_rank_process_that_failed_is_named_not_the_one_that_lost_it(how: str, sentence: str) -> None:
     heard: list[str] = []
-    with pytest.raises(WorkerError, match=sentence):
-        run_workers(2, work, how, on_report=heard.append)
+    with pytest.raises(RankProcessError, match=sentence):
+        run_rank_processes(2, work, how, on_report=heard.append)
     assert heard == [how]
     assert not multiprocessing.active_children()
 
 
-def test_no_workers_at_all() -> None:
+def test_no_ranks_at_all() -> None:
     with pytest.raises(InputError, match="ranks must be at least 1, got 0"):
-        run_workers(0, work, "raise")
+        run_rank_processes(0, work, "raise")
 
 
 def test_wire_rows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from gradsieve.cli import main
 from gradsieve.cli.comparison_tables import summary_table
+from gradsieve.lab.plots.comparison import draw_comparison
 from gradsieve.lab.train.comparison import Curves, summary
-from gradsieve.lab.train.figure import draw_comparison
 
 SMALL = ["resnet20", "--workers", "2", "--batch", "4", "--train-samples", "64", "--test-samples", "40", "--steps", "4"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_checks import run_checks
-from gradsieve.lab.workers import run_workers
+from gradsieve.lab.rank_processes import run_rank_processes
 
 RANKS = 4
 
@@ -51,10 +51,10 @@ JOBS = {
 
 @pytest.mark.parametrize("job", JOBS)
 def test_ddp(job: str) -> None:
-    run_workers(RANKS, run_checks, JOBS[job])
+    run_rank_processes(RANKS, run_checks, JOBS[job])
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_200_steps_leave_all_replicas_equal() -> None:
-    run_workers(RANKS, run_checks, ["replicas_stay_equal_for_long"])
+    run_rank_processes(RANKS, run_checks, ["replicas_stay_equal_for_long"])

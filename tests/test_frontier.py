@@ -92,9 +92,9 @@ def test_a_family_is_the_name_without_how_much_is_sent(recipe: str, name: str) -
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([], "is no race of training"),
-        ([{"recipe": "dense"}], "is no race of training"),
-        (RACE[1:], "there is no run of dense on 1gbit"),
+        ([], "is not a race"),
+        ([{"recipe": "dense"}], "is not a race"),
+        (RACE[1:], "there is no finished run of dense on 1gbit"),
         ([*RACE, raced("topka", 1, 2.0, 1, ranks=8)], "these races differ in ranks"),
     ],
 )

@@ -139,6 +139,6 @@ def test_the_command_trains_and_says_which_part_it_scored(
 
 def test_a_workload_without_a_validation_part_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "lstm", "--evaluate", "validation"]) == 2
-    assert "lstm can be evaluated on test only, got 'validation'" in capsys.readouterr().err
-    with pytest.raises(InputError, match="gpt can be evaluated on test or validation only, got 'train'"):
+    assert "lstm can only be evaluated on test, got 'validation'" in capsys.readouterr().err
+    with pytest.raises(InputError, match="gpt can only be evaluated on test or validation, got 'train'"):
         GPT.preset(evaluate="train")

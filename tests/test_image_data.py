@@ -112,7 +112,7 @@ def test_an_archive_without_a_part_is_refused(tmp_path: Path, pictures: Cifar10,
             for member in opened
             if not member.name.endswith(missing)
         }
-    with pytest.raises(InputError, match=f"is not CIFAR-10 as expected: {missing} not found in it"):
+    with pytest.raises(InputError, match=f"is not a complete CIFAR-10: {missing} not found in it"):
         get_cifar10(write_tar(tmp_path / "part.tar.gz", members))
     assert not (own_cache / "cifar10").exists()
 
@@ -123,7 +123,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
             return print, ("this must not run",)
 
     archive = write_tar(tmp_path / "bad.tar.gz", {"data_batch_1": pickle.dumps({b"data": Harmful()})})
-    with pytest.raises(InputError, match=r"data_batch_1 is not a batch of CIFAR-10: it asks for .*print"):
+    with pytest.raises(InputError, match=r"data_batch_1 is not a batch of CIFAR-10: it contains a .*print"):
         read_cifar10(archive)
 
 
@@ -258,23 +258,23 @@ def test_pictures_as_files_are_cropped_and_labelled(photographs: Path) -> None:
 
 
 def test_random_parts_stay_inside_the_picture(photographs: Path) -> None:
-    from gradsieve.lab.data.folder import _part
+    from gradsieve.lab.data.folder import _random_crop
 
     for draw in torch.rand(500, 5, generator=torch.Generator().manual_seed(0)).tolist():
-        left, top, right, bottom = _part(64, 20, draw)
+        left, top, right, bottom = _random_crop(64, 20, draw)
         assert 0 <= left < right <= 64.001
         assert 0 <= top < bottom <= 20.001
 
 
 def test_folders_that_do_not_fit_are_refused(photographs: Path, tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match=r"give the folder that has train/<class>/\*.JPEG .* got none"):
+    with pytest.raises(MissingDataError, match=r"give a folder with train/<class>/\*.JPEG .* got none"):
         read_folder(None, 24)
     (photographs / "val" / "c-extra").mkdir()
-    with pytest.raises(InputError, match="train has 2 classes, val 3; they must be the same"):
+    with pytest.raises(InputError, match="train has 2 classes, val 3; they must be equal"):
         read_folder(photographs, 24)
     (photographs / "val" / "c-extra").rmdir()
     (photographs / "val" / "a-red" / "0.JPEG").write_bytes(b"damaged")
-    with pytest.raises(InputError, match=r"0.JPEG cannot be read as a picture"):
+    with pytest.raises(InputError, match=r"0.JPEG cannot be read as an image"):
         read_folder(photographs, 24).test.batch(torch.arange(1))
 
 

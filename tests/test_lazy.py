@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gradsieve
 from gradsieve.cli import main
 from gradsieve.errors import InputError
-from gradsieve.lab.train.exchange import Exchange
+from gradsieve.lab.train.choice import Choice
 from gradsieve.lab.train.plan import Plan
 from gradsieve.lab.workloads import WORKLOADS
 from gradsieve.optim import LazyAdam
@@ -168,13 +168,13 @@ def test_short_parameters_and_sparse_gradients_are_refused() -> None:
 
 def test_the_ending_of_a_recipe_chooses_it() -> None:
     preset = WORKLOADS["lstm"].preset("medium")
-    setting = Exchange("oktopk-lazy", rate=0.008).optimizer(preset)
+    setting = Choice("oktopk-lazy", rate=0.008).optimizer(preset)
     built = setting.build(nn.Linear(3, 2))
     assert isinstance(built, gradsieve.LazyAdam)
     assert [group["lr"] for group in built.param_groups] == [0.008, 0.008]
-    assert isinstance(Exchange("dense-lazy").optimizer(preset).build(nn.Linear(3, 2)), LazyAdam)
-    assert Exchange("dense-lazy").peer == Exchange("dense").peer
-    assert not isinstance(Exchange("oktopk").optimizer(preset).build(nn.Linear(3, 2)), LazyAdam)
+    assert isinstance(Choice("dense-lazy").optimizer(preset).build(nn.Linear(3, 2)), LazyAdam)
+    assert Choice("dense-lazy").ddp_baseline == Choice("dense").ddp_baseline
+    assert not isinstance(Choice("oktopk").optimizer(preset).build(nn.Linear(3, 2)), LazyAdam)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_nobody_starts_before_it_is_known_that_sgd_cannot_be_lazy(
 ) -> None:
     """Workers had been started, and the sentence was one rank's."""
     assert main([*command.split(), "--out", str(tmp_path / "runs")]) == 2
-    assert capsys.readouterr().err.startswith("gradsieve: error: lazy is a kind of Adam")
+    assert capsys.readouterr().err.startswith("gradsieve: error: -lazy is a variant of Adam")
     assert not (tmp_path / "runs").exists()
 
 
 def test_where_sgd_trains_there_is_nothing_lazy() -> None:
-    with pytest.raises(InputError, match="this workload is trained by SGD: take the ending -lazy off"):
-        Plan("resnet20", Exchange("oktopk-lazy"), steps=4)
+    with pytest.raises(InputError, match="this workload is trained with SGD: use a name without -lazy"):
+        Plan("resnet20", Choice("oktopk-lazy"), steps=4)

@@ -29,7 +29,7 @@ from gradsieve.lab.network import Network, NetworkError, Rate, Topology, interfa
 from gradsieve.lab.network import iproute as tools
 from gradsieve.lab.network.claim import read_claim
 from gradsieve.lab.network.host import Host
-from gradsieve.lab.workers import Worker, WorkerError
+from gradsieve.lab.rank_processes import RankProcess, RankProcessError
 
 NAME = networks.unique_name()
 
@@ -152,11 +152,11 @@ def test_the_kernel_has_what_was_asked_for(clean: None) -> None:
             Network(2, name=NAME).__enter__()
 
 
-def reduce_sixteen_megabytes(worker: Worker) -> list[tuple[float, int]]:
+def reduce_sixteen_megabytes(process: RankProcess) -> list[tuple[float, int]]:
     tensor = torch.ones(2_000_000)
     measured = []
     for _ in range(3):
-        tensor.fill_(worker.rank)
+        tensor.fill_(process.rank)
         before = interface_counters()
         dist.barrier()
         started = time.perf_counter()
@@ -171,7 +171,7 @@ def test_links_are_as_slow_as_they_say_and_counters_see_the_payload(clean: None)
     """Two ranks move 8 MB each way; never sooner than the limit lets them. Later is the machine's business."""
     with Network(2, "200mbit", name=NAME) as network:
         outside = network.counters()
-        measured = network.run_workers(reduce_sixteen_megabytes)
+        measured = network.run_rank_processes(reduce_sixteen_megabytes)
         moved = [now.since(then) for now, then in zip(network.counters(), outside, strict=True)]
     for rank in measured:
         assert min(seconds for seconds, _ in rank) > 0.95 * 8e6 * 8 / 200e6
@@ -229,15 +229,15 @@ def test_a_network_that_cannot_be_finished_leaves_nothing_behind(clean: None, mo
         Network(2, name=NAME).__enter__()
 
 
-def fail(worker: Worker) -> None:
-    if worker.rank == 1:
+def fail(process: RankProcess) -> None:
+    if process.rank == 1:
         raise ZeroDivisionError("no way")
     dist.barrier()
 
 
 def test_the_worker_that_failed_is_named(clean: None) -> None:
-    with Network(2, name=NAME) as network, pytest.raises(WorkerError, match="^rank 1: ZeroDivisionError: no way"):
-        network.run_workers(fail)
+    with Network(2, name=NAME) as network, pytest.raises(RankProcessError, match="^rank 1: ZeroDivisionError: no way"):
+        network.run_rank_processes(fail)
 
 
 def test_counters_outside_a_host() -> None:

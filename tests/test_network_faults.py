@@ -14,7 +14,7 @@ import torch
 import networks
 from gradsieve import Comm, PeerLostError, TorchComm
 from gradsieve.lab.network import Network
-from gradsieve.lab.workers import Worker, WorkerError
+from gradsieve.lab.rank_processes import RankProcess, RankProcessError
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import recipe
 from gradsieve.testing import run_ranks
@@ -54,13 +54,13 @@ def train(comm: Comm, on_step: Callable[[int], None] = lambda step: None) -> lis
     return digests
 
 
-def train_in_host(worker: Worker) -> tuple[list[str], list[float]]:
+def train_in_host(process: RankProcess) -> tuple[list[str], list[float]]:
     started: list[float] = []
 
     def on_step(step: int) -> None:
         started.append(time.monotonic())
-        if worker.rank == 0:
-            worker.report(step)
+        if process.rank == 0:
+            process.report(step)
 
     digests = train(TorchComm(timeout_seconds=60), on_step)
     ends = [*started[1:], time.monotonic()]
@@ -78,7 +78,7 @@ def test_a_pulled_cable_and_a_host_ten_times_slower_only_cost_time(network: Netw
         elif step == SLOW_STEP:
             network.link(2).set_rate("1mbit")
 
-    measured = network.run_workers(train_in_host, on_report=on_report)
+    measured = network.run_rank_processes(train_in_host, on_report=on_report)
     for fault in faults:
         fault.join(30)
     assert [digests for digests, _ in measured] == run_ranks(HOSTS, train)
@@ -87,16 +87,16 @@ def test_a_pulled_cable_and_a_host_ten_times_slower_only_cost_time(network: Netw
         assert seconds[-1] > 0.5, "what takes 80 ms at 10 Mbit/s cannot be quicker at 1 Mbit/s"
 
 
-def train_until_lost(worker: Worker) -> None:
+def train_until_lost(process: RankProcess) -> None:
     def on_step(step: int) -> None:
-        if worker.rank == 0:
-            worker.report(step)
+        if process.rank == 0:
+            process.report(step)
 
     train(TorchComm(timeout_seconds=60))  # kernels compile here, not within the short timeout
     try:
         train(TorchComm(timeout_seconds=TIMEOUT_SECONDS), on_step)
     except PeerLostError as error:
-        worker.report((worker.rank, str(error)))
+        process.report((process.rank, str(error)))
         time.sleep(2 * TIMEOUT_SECONDS)  # so that everybody else can report too, before the run ends
         raise
 
@@ -111,8 +111,8 @@ def test_when_a_host_is_cut_off_everybody_is_told_within_the_timeout(network: Ne
         elif isinstance(content, tuple):
             told[content[0]] = content[1]
 
-    with pytest.raises(WorkerError, match=r"lost rank \d or had no answer within 3 s"):
-        network.run_workers(train_until_lost, on_report=on_report)
+    with pytest.raises(RankProcessError, match=r"lost rank \d or had no answer within 3 s"):
+        network.run_rank_processes(train_until_lost, on_report=on_report)
     assert set(told) == set(range(HOSTS))
     assert "lost rank 2" in told[0] or "lost rank 2" in told[1]
 
@@ -122,7 +122,7 @@ def test_when_a_host_vanishes_the_run_ends_and_names_it(network: Network) -> Non
         if content == FAULT_STEP:
             network.vanish(2)
 
-    with pytest.raises(WorkerError, match=r"^rank 2 ended without a word, by signal SIGKILL"):
-        network.run_workers(train_until_lost, on_report=on_report)
+    with pytest.raises(RankProcessError, match=r"^rank 2 ended without an error message, by signal SIGKILL"):
+        network.run_rank_processes(train_until_lost, on_report=on_report)
     assert not network.link(2).is_up()
     assert network.site.hosts[2].processes() == []

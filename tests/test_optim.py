@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradsieve
 from gradsieve import InputError, MismatchError, Rules
 from gradsieve.comm import Comm
-from gradsieve.lab.workers import Worker, run_workers
+from gradsieve.lab.rank_processes import RankProcess, run_rank_processes
 from gradsieve.optim import DistributedOptimizer, GaussianKSGD, GTopkSGD, LazyAdam, OkTopkSGD
 from gradsieve.recipes import RECIPES
 from gradsieve.testing import run_ranks
@@ -434,18 +434,18 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
     run_ranks(2, run)
 
 
-def gloo_job(worker: Worker) -> None:
+def gloo_job(process: RankProcess) -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(worker.rank)
+    torch.manual_seed(process.rank)
     model = nn.Linear(64, 64)  # different on every rank
     optimizer = gradsieve.OkTopkSGD(model, 0.1, density=0.05, timeout_seconds=30)
     for step in range(5):
         optimizer.zero_grad()
-        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + worker.rank))
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + process.rank))
         model(x).square().mean().backward()
         optimizer.step()
     flat = torch.cat([value.reshape(-1) for value in values(model)])
-    everybody = [torch.empty_like(flat) for _ in range(worker.size)]
+    everybody = [torch.empty_like(flat) for _ in range(process.size)]
     torch.distributed.all_gather(everybody, flat)
     assert all(torch.equal(flat, other) for other in everybody)
     with pytest.raises(InputError, match="the model is wrapped already.*gradsieve.attach"):
@@ -453,4 +453,4 @@ def gloo_job(worker: Worker) -> None:
 
 
 def test_over_a_process_group() -> None:
-    run_workers(2, gloo_job)
+    run_rank_processes(2, gloo_job)

@@ -13,13 +13,14 @@ import networks
 from gradsieve.cli import main
 from gradsieve.errors import InputError, MismatchError
 from gradsieve.lab.bench.breakeven import break_even, range_text, read_reports
-from gradsieve.lab.bench.picture import draw_race, draw_steps
 from gradsieve.lab.bench.race import TrainPlan
 from gradsieve.lab.bench.standings import seconds_to, standings
-from gradsieve.lab.bench.timed import StepTime, by_local_steps, require_equal, timed_plan, warming_steps
-from gradsieve.lab.bench.train import _places, _read, compared_run
-from gradsieve.lab.picture import legend_below, look, sheet
-from gradsieve.lab.train.exchange import Exchange, mixtures
+from gradsieve.lab.bench.timed import StepTime, by_local_steps, require_equal, timed_plan, warmup_steps
+from gradsieve.lab.bench.train import _read, _run_folders, compared_run
+from gradsieve.lab.plots.canvas import legend_below, line_style, new_figure
+from gradsieve.lab.plots.race import draw_race
+from gradsieve.lab.plots.steps import draw_steps
+from gradsieve.lab.train.choice import Choice, parse_choices
 from gradsieve.lab.train.plan import Plan
 
 STEPS = 10
@@ -36,7 +37,7 @@ CONTENDERS = [
 
 @pytest.fixture(scope="module")
 def race(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """One peer of each kind, on loopback."""
+    """One baseline of each kind, on loopback."""
     folder = tmp_path_factory.mktemp("race")
     assert main(["bench", "train", *SMALL, *CONTENDERS, "--out", str(folder), "--json"]) == 0
     return folder, json.loads((folder / "race.json").read_text())
@@ -68,7 +69,7 @@ def test_replicas_end_equal_also_where_only_models_are_averaged(race: tuple[Path
 
 
 @pytest.mark.long
-def test_bytes_of_peers_are_what_an_interface_counts(
+def test_bytes_of_baselines_are_what_an_interface_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     networks.require_networks()
@@ -100,7 +101,7 @@ def test_where_links_are_slow_only_the_time_of_a_step_is_taken_on_them(
         timed_as = row["recipe"].split("@")[0]  # a rate takes no time
         (run,) = (tmp_path / "loopback").glob(f"{timed_as}{'-bf16' * (row['values'] == 'bf16')}-seed0")
         steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-        assert max(steps) == warming_steps(1) + 8
+        assert max(steps) == warmup_steps(1) + 8
 
 
 def test_runs_of_a_comparison_need_not_be_made_again(
@@ -124,27 +125,27 @@ def test_runs_of_a_comparison_need_not_be_made_again(
     ],
 )
 def test_runs_of_another_comparison_are_refused(changes: dict[str, int], sentence: str, tmp_path: Path) -> None:
-    run = Plan("resnet20", Exchange("dense"), steps=7)
+    run = Plan("resnet20", Choice("dense"), steps=7)
     finished(tmp_path, "dense", [3.0, 2.0])
     (tmp_path / "dense-seed0" / "config.json").write_text(json.dumps({"plan": run.to_json(), "workers": 2}))
-    plan = TrainPlan(run, [run.exchange], [0], ["loopback"], 2, timed_steps=4, compared=[tmp_path])
-    assert compared_run(plan, run.exchange, 0) == tmp_path / "dense-seed0"
+    plan = TrainPlan(run, [run.choice], [0], ["loopback"], 2, timed_steps=4, compared=[tmp_path])
+    assert compared_run(plan, run.choice, 0) == tmp_path / "dense-seed0"
     other = replace(plan, run=replace(run, steps=changes.get("steps", 7)), ranks=changes.get("ranks", 2))
     with pytest.raises(InputError, match=sentence):
-        compared_run(other, run.exchange, changes.get("seed", 0))
+        compared_run(other, run.choice, changes.get("seed", 0))
 
 
 def test_every_timed_stretch_holds_one_exchange_of_many_local_steps() -> None:
     """Or one stretch would be all computing, and the next one have all of the traffic."""
-    few = [Exchange(name) for name in ("dense", "onebit-updates", "local-sgd", "diloco-4")]
-    many = [Exchange(name) for name in ("diloco-32", "onebit-updates-32", "diloco-8")]
+    few = [Choice(name) for name in ("dense", "onebit-updates", "local-sgd", "diloco-4")]
+    many = [Choice(name) for name in ("diloco-32", "onebit-updates-32", "diloco-8")]
     assert by_local_steps([*few, *many]) == {1: few, 32: many[:2], 8: many[2:]}
     run = Plan("gpt", few[0], steps=800)
     for local_steps, steps in {1: 8 + 12, 8: 8 + 16, 32: 32 + 32}.items():
         plan = timed_plan(run, 10, local_steps)
         assert plan.steps == steps
         assert plan.log_every == max(4, local_steps)
-        assert warming_steps(local_steps) % plan.log_every == 0
+        assert warmup_steps(local_steps) % plan.log_every == 0
 
 
 def test_a_dense_start_takes_dense_time() -> None:
@@ -156,17 +157,17 @@ def test_a_dense_start_takes_dense_time() -> None:
 def test_a_loss_that_depends_on_the_network_is_no_loss_of_another_network() -> None:
     found = [{"recipe": "oktopk", "digest": "a"}]
     require_equal("100mbit", found, "1gbit", [{"recipe": "oktopk", "digest": "a"}])
-    with pytest.raises(MismatchError, match="oktopk came to other parameters on 100mbit than on 1gbit"):
+    with pytest.raises(MismatchError, match="oktopk ended with different parameters on 100mbit and on 1gbit"):
         require_equal("100mbit", found, "1gbit", [{"recipe": "oktopk", "digest": "b"}])
 
 
-def test_recipes_are_held_against_the_first_peer_that_is_there(tmp_path: Path) -> None:
-    exchanges = [Exchange(name) for name in ("dense", "fp16", "powersgd-1", "topka")]
-    plan = TrainPlan(Plan("resnet20", exchanges[0]), exchanges, [0], ["loopback"], 2)
+def test_recipes_are_compared_with_the_fastest_baseline_to_the_target(tmp_path: Path) -> None:
+    choices = [Choice(name) for name in ("dense", "fp16", "powersgd-1", "topka")]
+    plan = TrainPlan(Plan("resnet20", choices[0]), choices, [0], ["loopback"], 2)
     losses = {"dense": [3.0, 2.5, 2.2, 2.0], "fp16": [3.0, 2.5, 2.0], "powersgd-1": [3.0, 2.4], "topka": [3.0, 2.0]}
     for name, course in losses.items():
         finished(tmp_path, name, course)
-    rows = {row["recipe"]: row for row in standings(plan, "loopback", _read(plan, _places(plan, tmp_path)))}
+    rows = {row["recipe"]: row for row in standings(plan, "loopback", _read(plan, _run_folders(plan, tmp_path)))}
     assert {row["best_peer"] for row in rows.values()} == {"fp16"}
     assert rows["topka"]["speedup_over_best_peer"] == 2.0
     assert rows["dense"]["speedup_over_best_peer"] == pytest.approx(2 / 3)
@@ -195,12 +196,12 @@ def finished(folder: Path, recipe: str, losses: list[float], diverged: bool = Fa
 
 
 def test_who_goes_astray_has_no_loss_and_does_not_end_the_race(tmp_path: Path) -> None:
-    exchanges = [Exchange("fp16"), Exchange("dense"), Exchange("topka")]
-    plan = TrainPlan(Plan("resnet20", exchanges[1]), exchanges, [0], ["loopback"], 2)
+    choices = [Choice("fp16"), Choice("dense"), Choice("topka")]
+    plan = TrainPlan(Plan("resnet20", choices[1]), choices, [0], ["loopback"], 2)
     finished(tmp_path, "fp16", [], diverged=True)
     finished(tmp_path, "dense", [3.0, 2.0])
     finished(tmp_path, "topka", [3.0, 2.5], diverged=True)
-    rows = {row["recipe"]: row for row in standings(plan, "loopback", _read(plan, _places(plan, tmp_path)))}
+    rows = {row["recipe"]: row for row in standings(plan, "loopback", _read(plan, _run_folders(plan, tmp_path)))}
     assert rows["dense"]["test_loss"] == 2.0
     assert rows["dense"]["diverged"] == 0
     for name in ("fp16", "topka"):
@@ -208,15 +209,15 @@ def test_who_goes_astray_has_no_loss_and_does_not_end_the_race(tmp_path: Path) -
         assert not {"test_loss", "seconds_to_target"} & rows[name].keys()
     draw_race(tmp_path / "race.png", list(rows.values()))
     finished(tmp_path, "dense", [3.0, 2.0], diverged=True)
-    with pytest.raises(InputError, match="dense went astray, so there is no target: lower --lr"):
-        _read(plan, _places(plan, tmp_path))
+    with pytest.raises(InputError, match="dense diverged, so there is no target: lower --lr"):
+        _read(plan, _run_folders(plan, tmp_path))
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--recipe", "oktopk"], "dense has to be among the recipes"),
-        (["--peer", "powersgd-3"], "unknown peer 'powersgd-3'; did you mean 'powersgd-"),
+        (["--recipe", "oktopk"], "dense must be among the recipes"),
+        (["--peer", "powersgd-3"], "unknown baseline 'powersgd-3'; did you mean 'powersgd-"),
         (["--peer", "fp16", "--no-peers"], "--peer and --no-peers exclude each other"),
         (["--ranks", "1"], "ranks must be at least 2"),
         (["--timed-steps", "0"], "timed-steps"),
@@ -242,21 +243,21 @@ def test_a_recipe_may_have_a_rate_of_its_own(race: tuple[Path, dict[str, Any]]) 
     }
     assert rates["dense@0.02"] == pytest.approx(rates["dense"] * 0.02 / 0.1)
     assert rates["oktopk"] == rates["dense"]
-    assert [each.rate for each in mixtures(Exchange("dense"), ["dense@2e-3", "fp16"], ["exact"])] == [0.002, None]
-    with pytest.raises(InputError, match="after @ comes a learning rate, as in dense@0.1, got 'dense@fast'"):
-        mixtures(Exchange("dense"), ["dense@fast"], ["exact"])
-    with pytest.raises(InputError, match="rate of dense must be positive, got -1"):
-        mixtures(Exchange("dense"), ["dense@-1"], ["exact"])
+    assert [each.rate for each in parse_choices(Choice("dense"), ["dense@2e-3", "fp16"], ["exact"])] == [0.002, None]
+    with pytest.raises(InputError, match="@ must be followed by a learning rate, as in dense@0.1, got 'dense@fast'"):
+        parse_choices(Choice("dense"), ["dense@fast"], ["exact"])
+    with pytest.raises(InputError, match="the learning rate of dense must be positive, got -1"):
+        parse_choices(Choice("dense"), ["dense@-1"], ["exact"])
 
 
-def test_peers_have_no_codes_and_no_checkpoints() -> None:
-    base = Exchange("dense")
-    found = mixtures(base, ["dense", "fp16", "topka"], ["exact", "int8"])
-    assert [exchange.label for exchange in found] == ["dense", "fp16", "topka", "topka int8"]
+def test_baselines_have_no_codes_and_no_checkpoints() -> None:
+    base = Choice("dense")
+    found = parse_choices(base, ["dense", "fp16", "topka"], ["exact", "int8"])
+    assert [choice.label for choice in found] == ["dense", "fp16", "topka", "topka int8"]
     with pytest.raises(InputError, match="powersgd-2 keeps a state that cannot be saved"):
-        Plan("resnet20", Exchange("powersgd-2"), checkpoint_every=5)
-    with pytest.raises(InputError, match="dense has to be among"):
-        TrainPlan(Plan("resnet20", Exchange("topka")), [Exchange("topka")], [0], ["loopback"], 2)
+        Plan("resnet20", Choice("powersgd-2"), checkpoint_every=5)
+    with pytest.raises(InputError, match="dense must be among"):
+        TrainPlan(Plan("resnet20", Choice("topka")), [Choice("topka")], [0], ["loopback"], 2)
 
 
 MEGABYTE = 1_000_000
@@ -289,7 +290,7 @@ def test_break_even_is_where_the_times_are_equal() -> None:
     assert hidden["over_dense"] == [1e6, pytest.approx(6e7 / 0.196, rel=0.01)]
 
 
-def test_a_peer_with_fewer_bytes_wins_on_slow_links_only() -> None:
+def test_a_baseline_with_fewer_bytes_wins_on_slow_links_only() -> None:
     results = measured("gloo all_reduce", True, 6e6, 0.010) + measured("powersgd-1", True, 2e4, 0.100)
     (row,) = break_even(results + measured("oktopk", False, 6e4, 0.020), {}, [0.0]).results
     low, high = row["over_peers"]
@@ -317,16 +318,16 @@ def test_break_even_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         json.dumps({"environment": {"cpu": "", "cores": 2, "torch": "", "gradsieve": ""}, "results": results})
     )
     assert main(["bench", "break-even", str(file), "--step-ms", "0", "200"]) == 0
-    assert "beats every peer" in capsys.readouterr().out
+    assert "beats every baseline" in capsys.readouterr().out
     assert main(["bench", "break-even", str(file), "--step-ms", "nan"]) == 2
-    assert "a step must compute for 0 ms or longer, got nan ms" in capsys.readouterr().err
+    assert "the compute time per step must be 0 ms or more, got nan ms" in capsys.readouterr().err
     file.write_text(json.dumps({"environment": {}, "results": results[:1]}))
     assert main(["bench", "break-even", str(file)]) == 2
     assert "no recipe was measured on two networks, together with dense" in capsys.readouterr().err
     file.write_text(json.dumps({"environment": {}, "results": [{"interface_bytes_received_per_rank": 1}]}))
     for bad in (file, tmp_path / "none.json"):
         assert main(["bench", "break-even", str(bad)]) == 2
-        assert f"{bad} is not what bench reduce --network … --json prints" in capsys.readouterr().err
+        assert f"{bad} is not the output of bench reduce --network … --json" in capsys.readouterr().err
 
 
 def test_what_was_measured_on_one_network_only_has_no_break_even(tmp_path: Path) -> None:
@@ -358,15 +359,15 @@ def written(file: Path, results: list[dict[str, Any]], cores: int = 2) -> Path:
 
 
 def test_curves_of_a_race_of_all_can_be_told_apart() -> None:
-    assert len({str(look(number)) for number in range(40)}) == 40
+    assert len({str(line_style(number)) for number in range(40)}) == 40
 
 
 def test_a_legend_of_many_long_names_stays_on_the_sheet() -> None:
     """Of 22 contenders the first and the last names had been cut off."""
-    figure = sheet(12.5, 6, "")
+    figure = new_figure(12.5, 6, "")
     axes = figure.subplots()
     for number in range(22):
-        axes.plot([1, 2], [number, number], label=f"gaussiank-nomomentum@0.002 bf16 {number}", **look(number))
+        axes.plot([1, 2], [number, number], label=f"gaussiank-nomomentum@0.002 bf16 {number}", **line_style(number))
     legend_below(figure, axes)
     figure.canvas.draw()
     (legend,) = figure.legends
@@ -390,6 +391,6 @@ def test_times_are_drawn(tmp_path: Path) -> None:
 
 def test_dense_is_ddp_as_it_comes() -> None:
     """A number of its own, even DDP's usual one, would take away the small first bucket, which overlaps soonest."""
-    dense = Exchange("dense").peer
+    dense = Choice("dense").ddp_baseline
     assert dense is not None
     assert (dense.bucket_mb, dense.make_hook) == (None, None)

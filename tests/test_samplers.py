@@ -125,7 +125,7 @@ def test_a_stream_continues_column_by_column_and_says_where_it_does_not() -> Non
 
 
 def test_more_workers_than_samples_is_refused() -> None:
-    with pytest.raises(InputError, match="more workers than samples, 4 and 3: use at most 3 workers"):
+    with pytest.raises(InputError, match="more ranks than samples, 4 and 3: use at most 3 ranks"):
         Share(3, 1, rank=0, size=4)
 
 

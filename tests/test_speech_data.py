@@ -58,16 +58,17 @@ def test_every_format_gives_the_same_recording(tmp_path: Path) -> None:
 def test_audio_of_another_kind_is_refused(tmp_path: Path) -> None:
     samples = np.zeros(100, np.int16)
     write_sphere(tmp_path / "slow.sph", samples, rate=8000)
-    with pytest.raises(InputError, match="1 channels of 8000 Hz, 2 bytes a sample; expected 1 channel of 16000 Hz"):
+    sentence = "1 channels at 8000 Hz with 2 bytes per sample; expected 1 channel at 16000 Hz with 2 bytes per sample"
+    with pytest.raises(InputError, match=sentence):
         read_audio(tmp_path / "slow.sph")
     write_sphere(tmp_path / "odd.sph", samples, order="1")
-    with pytest.raises(InputError, match="coded as pcm 1; allowed is pcm in order 01 or 10"):
+    with pytest.raises(InputError, match="coded as pcm 1; it must be pcm in order 01 or 10"):
         read_audio(tmp_path / "odd.sph")
     (tmp_path / "not.sph").write_bytes(b"RIFF")
-    with pytest.raises(InputError, match="does not begin as a NIST SPHERE file does"):
+    with pytest.raises(InputError, match="is not a NIST SPHERE file: it must start with NIST_1A"):
         read_audio(tmp_path / "not.sph")
     (tmp_path / "song.mp3").write_bytes(b"")
-    with pytest.raises(InputError, match=r"not audio that can be read here; allowed are .sph, .raw, .wav"):
+    with pytest.raises(InputError, match=r"must end in one of .sph, .raw, .wav"):
         read_audio(tmp_path / "song.mp3")
     (tmp_path / "empty.raw").write_bytes(b"")
     with pytest.raises(InputError, match="has no samples"):
@@ -147,15 +148,15 @@ def test_both_layouts_of_an4_agree(tmp_path: Path) -> None:
 
 
 def test_missing_and_damaged_parts_of_an4_are_said(tmp_path: Path) -> None:
-    with pytest.raises(MissingDataError, match=r"give the folder that has etc/an4_train.fileids .* got none"):
+    with pytest.raises(MissingDataError, match=r"give a folder with etc/an4_train.fileids .* got none"):
         read_an4(None, "cepstra")
     root = write_an4(tmp_path / "an4", "feat", ".mfc")
     file = root / "feat/an4_clstk/x/an1-x-b.mfc"
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(InputError, match="not a file of 13 cepstral coefficients a frame, or it was cut short"):
+    with pytest.raises(InputError, match="not a file of 13 cepstral coefficients per frame, or it is truncated"):
         read_an4(root, "cepstra")
     file.unlink()
-    with pytest.raises(MissingDataError, match=r"etc lists an utterance that is not there: .*an1-x-b.mfc"):
+    with pytest.raises(MissingDataError, match=r"etc lists an utterance that does not exist: .*an1-x-b.mfc"):
         read_an4(root, "cepstra")
     (root / "etc" / "an4_train.transcription").write_text("YES an1-x-b\n")
     with pytest.raises(InputError, match=r"expected `WORDS \(name\)`, got 'YES an1-x-b'"):

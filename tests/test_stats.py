@@ -20,7 +20,7 @@ from gradsieve import RECIPES, Constant, InputError, JsonLines, Recipe, Rules, S
 from gradsieve.comm import Comm, CountingComm
 from gradsieve.engine import Engine, Settings, Step
 from gradsieve.engine.groups import cut_into_groups
-from gradsieve.lab.workers import Worker, run_workers
+from gradsieve.lab.rank_processes import RankProcess, run_rank_processes
 from gradsieve.recipes import recipe as named_recipe
 from gradsieve.sieve import Sieve
 from gradsieve.stats.timing import Clock, TimedCodec, TimedComm
@@ -297,7 +297,7 @@ def test_sinks_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         TensorBoard(tmp_path)
 
 
-def ddp_job(worker: Worker, folder: str) -> None:
+def ddp_job(process: RankProcess, folder: str) -> None:
     torch.set_num_threads(1)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)))
     sieve = gradsieve.attach(model, "oktopk", density=0.05, group_mb=0.016, sinks=[JsonLines(f"{folder}/{{rank}}")])
@@ -306,7 +306,7 @@ def ddp_job(worker: Worker, folder: str) -> None:
     for _ in range(3):
         model(torch.randn(8, 64)).square().mean().backward()
     sieve.flush()
-    lines = read(Path(folder) / str(worker.rank))
+    lines = read(Path(folder) / str(process.rank))
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert sum(line["bytes_sent"] for line in lines) == sieve.stats.traffic.bytes_sent > 0
     assert all(line["communicate_seconds"] > 0 for line in lines)
@@ -314,4 +314,4 @@ def ddp_job(worker: Worker, folder: str) -> None:
 
 
 def test_under_ddp(tmp_path: Path) -> None:
-    run_workers(2, ddp_job, str(tmp_path))
+    run_rank_processes(2, ddp_job, str(tmp_path))

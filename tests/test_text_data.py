@@ -71,13 +71,13 @@ def test_copies_of_a_document_are_on_one_side() -> None:
     sides = [set(part) for part in parts]
     assert all(sides)
     assert sum(map(len, sides)) == len(set.union(*sides))
-    with pytest.raises(InputError, match="a validation part needs at least 2 different files to train on, got 1"):
+    with pytest.raises(InputError, match="a validation part needs at least 2 different training files, got 1"):
         in_three(Corpus(("a", "a"), ("b",)))
 
 
 def test_a_stripped_library_is_said(tmp_path: Path) -> None:
     (tmp_path / "few.py").write_text("pass")
-    with pytest.raises(MissingDataError, match="has only 4 bytes of them: use a Python with its library"):
+    with pytest.raises(MissingDataError, match="has only 4 bytes of it: use a Python with its library"):
         read_library(tmp_path)
 
 
@@ -151,7 +151,7 @@ def test_pieces_come_out_the_same_every_time(corpus: Corpus, tmp_path: Path, mon
 
 
 def test_too_small_a_vocabulary_is_refused(corpus: Corpus) -> None:
-    with pytest.raises(InputError, match="a BPE has at least 261 pieces, got a vocabulary of 200"):
+    with pytest.raises(InputError, match="the vocabulary of a BPE must have at least 261 pieces, got 200"):
         as_pieces(corpus, 200)
 
 
@@ -174,9 +174,9 @@ def masked() -> MaskedSet:
 def test_segments_and_special_pieces_are_where_they_belong(masked: MaskedSet) -> None:
     batch = masked.batch(torch.arange(200), torch.Generator().manual_seed(0))
     told = torch.zeros(200 * 64, dtype=torch.bool)
-    told[batch.places] = True
+    told[batch.masked] = True
     original = batch.tokens.flatten().clone()
-    original[batch.places] = batch.words
+    original[batch.masked] = batch.words
     original = original.view(200, 64)
     assert (original[:, 0] == CLASSIFY).all()
     assert (original[:, [31, 63]] == SEPARATE).all()
@@ -190,9 +190,9 @@ def test_segments_and_special_pieces_are_where_they_belong(masked: MaskedSet) ->
 
 def test_shares_of_what_is_hidden(masked: MaskedSet) -> None:
     batch = masked.batch(torch.arange(400), torch.Generator().manual_seed(1))
-    assert len(batch.places) == 400 * round(0.15 * 61)
-    assert len(batch.places.unique()) == len(batch.places)
-    shown = batch.tokens.flatten()[batch.places]
+    assert len(batch.masked) == 400 * round(0.15 * 61)
+    assert len(batch.masked.unique()) == len(batch.masked)
+    shown = batch.tokens.flatten()[batch.masked]
     share = {"hidden": shown == MASK, "same": shown == batch.words}
     assert abs(float(share["hidden"].float().mean()) - 0.8) < 0.03
     assert abs(float(share["same"].float().mean()) - 0.1) < 0.03
@@ -206,7 +206,7 @@ def test_what_is_hidden_depends_on_the_generator_and_in_tests_on_the_sample_alon
     whole, parts = masked.batch(rows), [masked.batch(rows[:2]), masked.batch(rows[2:])]
     assert torch.equal(whole.tokens, torch.cat([part.tokens for part in parts]))
     assert torch.equal(whole.words, torch.cat([part.words for part in parts]))
-    assert torch.equal(whole.places, torch.cat([parts[0].places, parts[1].places + 2 * 64]))
+    assert torch.equal(whole.masked, torch.cat([parts[0].masked, parts[1].masked + 2 * 64]))
 
 
 def test_too_little_text_to_hide_in_is_refused() -> None:

@@ -22,13 +22,13 @@ from gradsieve import SPARSELOCO, Outer
 from gradsieve.cli import main
 from gradsieve.errors import InputError, UnknownNameError
 from gradsieve.feedback import MomentumResidual, NoFeedback, Residual
+from gradsieve.lab.rank_processes import RankProcess, run_rank_processes
 from gradsieve.lab.train import checkpoint
-from gradsieve.lab.train.exchange import Exchange, mixtures
+from gradsieve.lab.train.choice import Choice, parse_choices
 from gradsieve.lab.train.journal import read_rows
 from gradsieve.lab.train.plan import Pace, Plan
 from gradsieve.lab.train.replica import Replica
 from gradsieve.lab.train.world import found_world
-from gradsieve.lab.workers import Worker, run_workers
 from gradsieve.lab.workloads import WORKLOADS
 from gradsieve.lab.workloads.optimizer import Adam, Sgd
 from gradsieve.lab.workloads.workload import Limits, Preset
@@ -106,7 +106,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, capsys: pyte
     assert main(["train", "--resume", str(cut), "--recipe", "topka"]) == 2
     assert "recipe cannot change in a resumed run: it was oktopk, got topka" in capsys.readouterr().err
     assert main(["train", "--resume", str(cut), "--workers", "3"]) == 2
-    assert "was saved by 2 workers, this run has 3" in capsys.readouterr().err
+    assert "was saved by 2 ranks, this run has 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, capsys: pyte
 def test_a_resumed_run_refuses_other_settings_and_accepts_its_own(
     arguments: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = Plan("resnet20", Exchange("oktopk", 0.01, group_mb=None), steps=4, rate=0.1)
+    plan = Plan("resnet20", Choice("oktopk", 0.01, group_mb=None), steps=4, rate=0.1)
     (tmp_path / "config.json").write_text(json.dumps({"plan": plan.to_json(), "workers": 2}))
     assert main(["train", "--resume", str(tmp_path), *arguments.split()]) == 2
     assert sentence in capsys.readouterr().err
@@ -141,22 +141,22 @@ def test_a_resumed_exchange_of_updates_equals_the_uninterrupted_one(tmp_path: Pa
     assert result(cut)["scores"] == result(whole)["scores"]
 
 
-def full_disk(worker: Worker, folder: Path) -> str:
+def full_disk(process: RankProcess, folder: Path) -> str:
     """A limit on the size of files is a disk that is full, without root."""
     state = {"values": torch.zeros(50_000)}
-    checkpoint.save(folder, 1, state if worker.rank == 0 else None, {"rank": worker.rank})
-    if worker.rank == 0:
+    checkpoint.save(folder, 1, state if process.rank == 0 else None, {"rank": process.rank})
+    if process.rank == 0:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     try:
-        checkpoint.save(folder, 2, state if worker.rank == 0 else None, {"rank": worker.rank})
+        checkpoint.save(folder, 2, state if process.rank == 0 else None, {"rank": process.rank})
     except checkpoint.CheckpointError as error:
         return str(error)
     return "saved"
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_intact(tmp_path: Path) -> None:
-    for said in run_workers(2, full_disk, tmp_path):
+    for said in run_rank_processes(2, full_disk, tmp_path):
         assert "rank 0: cannot write the checkpoint" in said
         assert "step-00000001, is intact" in said
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
@@ -211,7 +211,7 @@ def test_a_worker_that_dies_is_named_with_its_last_lines(
     said = capfd.readouterr().err
     assert "Last lines of rank 1" in said
     assert "this is what it said" in said
-    assert "rank 1 ended without a word, by signal SIGKILL" in said
+    assert "rank 1 ended without an error message, by signal SIGKILL" in said
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capsys: 
 def test_more_workers_than_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["resnet20", "--workers", "2", "--train-samples", "1", "--out", str(tmp_path)]
     assert main(["train", *options]) == 2
-    assert "there are more workers than samples, 2 and 1" in capsys.readouterr().err
+    assert "there are more ranks than samples, 2 and 1" in capsys.readouterr().err
 
 
 def test_worlds_are_found_by_their_variables() -> None:
@@ -271,8 +271,8 @@ class Clipping(Plan):
         return replace(super().resolved(), clip_norm=CLIP_NORM)
 
 
-def owed_after_a_step(worker: Worker) -> float:
-    plan = Clipping("resnet20", Exchange("oktopk", 0.01, group_mb=None), steps=2, batch=4)
+def owed_after_a_step(process: RankProcess) -> float:
+    plan = Clipping("resnet20", Choice("oktopk", 0.01, group_mb=None), steps=2, batch=4)
     replica = Replica(plan, WORKLOADS["resnet20"].open(limits=Limits(64, 40)))
     replica.advance(1)
     assert replica.sieve is not None
@@ -285,12 +285,12 @@ def owed_after_a_step(worker: Worker) -> float:
 
 def test_what_is_owed_is_of_clipped_gradients() -> None:
     """Clipped after the exchange, the means were cut and nobody owed the rest, while residuals were never clipped."""
-    for norm in run_workers(2, owed_after_a_step):
+    for norm in run_rank_processes(2, owed_after_a_step):
         assert 0.1 * CLIP_NORM < norm < 1.001 * math.sqrt(2) * CLIP_NORM
 
 
-def norms_of_a_step(worker: Worker, recipe: str) -> float:
-    plan = Clipping("resnet20", Exchange(recipe), steps=2, batch=4)
+def norms_of_a_step(process: RankProcess, recipe: str) -> float:
+    plan = Clipping("resnet20", Choice(recipe), steps=2, batch=4)
     replica = Replica(plan, WORKLOADS["resnet20"].open(limits=Limits(64, 40)))
     norms: list[float] = []
     replica.optimizer.register_step_pre_hook(
@@ -303,13 +303,13 @@ def norms_of_a_step(worker: Worker, recipe: str) -> float:
 
 @pytest.mark.parametrize(("recipe", "factor"), [("onebit-updates", math.sqrt(2)), ("bf16", 1.0)])
 def test_own_gradients_are_clipped_at_the_root_of_ranks(recipe: str, factor: float) -> None:
-    for norm in run_workers(2, norms_of_a_step, recipe):
+    for norm in run_rank_processes(2, norms_of_a_step, recipe):
         assert norm == pytest.approx(factor * CLIP_NORM, rel=1e-2)
 
 
-def rates_of_a_step(worker: Worker) -> list[float]:
+def rates_of_a_step(process: RankProcess) -> list[float]:
     plans = [
-        Plan("resnet20", Exchange(name), steps=4, batch=4, train_samples=32) for name in ("oktopk", "oktopk-nomomentum")
+        Plan("resnet20", Choice(name), steps=4, batch=4, train_samples=32) for name in ("oktopk", "oktopk-nomomentum")
     ]
     rates = []
     for plan in plans:
@@ -322,77 +322,77 @@ def rates_of_a_step(worker: Worker) -> list[float]:
 
 
 def test_a_run_without_momentum_moves_at_the_rate_that_momentum_comes_to() -> None:
-    rate, momentum, plain, none = run_workers(1, rates_of_a_step)[0]
+    rate, momentum, plain, none = run_rank_processes(1, rates_of_a_step)[0]
     assert (momentum, none) == (0.9, 0.0)
     assert plain == pytest.approx(10 * rate)
 
 
 def test_variants_of_recipes() -> None:
     preset = WORKLOADS["vgg16"].preset()
-    bare = Exchange("oktopk-nofeedback", values="int8").build(preset)
+    bare = Choice("oktopk-nofeedback", values="int8").build(preset)
     assert isinstance(bare.feedback, NoFeedback)
     assert bare.reducer.codec.values == "int8"
-    dgc = Exchange("dgc")
+    dgc = Choice("dgc")
     assert dgc.build(preset).feedback == MomentumResidual(0.9)
     assert dgc.optimizer(preset).momentum == 0.0  # type: ignore[attr-defined]
-    assert Exchange("oktopk").optimizer(preset) == preset.optimizer
-    corrected = Exchange("oktopk-momentum")
+    assert Choice("oktopk").optimizer(preset) == preset.optimizer
+    corrected = Choice("oktopk-momentum")
     assert corrected.build(preset).feedback == MomentumResidual(0.9)
-    assert corrected.build(preset).reducer == Exchange("oktopk").build(preset).reducer
+    assert corrected.build(preset).reducer == Choice("oktopk").build(preset).reducer
     assert corrected.optimizer(preset).momentum == 0.0  # type: ignore[attr-defined]
-    plain = Exchange("oktopk-nomomentum")
-    assert plain.build(preset) == Exchange("oktopk").build(preset)
+    plain = Choice("oktopk-nomomentum")
+    assert plain.build(preset) == Choice("oktopk").build(preset)
     setting = plain.optimizer(preset)  # instead of a rate of 0.05 and a momentum of 0.9
     assert setting == Sgd(rate=pytest.approx(0.5), momentum=0.0, weight_decay=5e-4)  # type: ignore[arg-type]
-    assert Exchange("dgc-nomomentum").build(preset).feedback == MomentumResidual(0.0)  # or it would have both
-    assert Exchange("dgc-nomomentum").optimizer(preset) == setting
-    assert Exchange("dense-nomomentum").optimizer(preset) == setting
-    assert Exchange("dense-nomomentum").peer == Exchange("dense").peer
+    assert Choice("dgc-nomomentum").build(preset).feedback == MomentumResidual(0.0)  # or it would have both
+    assert Choice("dgc-nomomentum").optimizer(preset) == setting
+    assert Choice("dense-nomomentum").optimizer(preset) == setting
+    assert Choice("dense-nomomentum").ddp_baseline == Choice("dense").ddp_baseline
     adam = WORKLOADS["bert"].preset()
-    assert Exchange("dgc").optimizer(adam) == adam.optimizer
+    assert Choice("dgc").optimizer(adam) == adam.optimizer
     assert plain.optimizer(adam) == Adam(1e-3, weight_decay=0.01, betas=(0.0, 0.999))
     # A rate of its own is what the optimizer gets, whatever momentum comes to.
-    assert Exchange("dense", rate=0.3).optimizer(preset) == Sgd(0.3, momentum=0.9, weight_decay=5e-4)
-    assert Exchange("oktopk-nomomentum", rate=0.3).optimizer(preset) == Sgd(0.3, momentum=0.0, weight_decay=5e-4)
-    assert Exchange("oktopk", rate=0.002).optimizer(adam) == Adam(0.002, weight_decay=0.01)
+    assert Choice("dense", rate=0.3).optimizer(preset) == Sgd(0.3, momentum=0.9, weight_decay=5e-4)
+    assert Choice("oktopk-nomomentum", rate=0.3).optimizer(preset) == Sgd(0.3, momentum=0.0, weight_decay=5e-4)
+    assert Choice("oktopk", rate=0.002).optimizer(adam) == Adam(0.002, weight_decay=0.01)
     paper = WORKLOADS["resnet20"].preset("paper")
-    schedule = Exchange("gtopk").schedule(paper, steps_per_epoch=10)
+    schedule = Choice("gtopk").schedule(paper, steps_per_epoch=10)
     assert [schedule.density_at(step) for step in (0, 10, 20, 999)] == [0.015625, 0.004, 0.001, 0.001]
     with pytest.raises(UnknownNameError, match="dense-nofeedback"):
-        Exchange("dense-nofeedback")
+        Choice("dense-nofeedback")
 
 
 def test_exchanges_of_updates_by_name() -> None:
     preset = WORKLOADS["gpt"].preset()
-    updates = Exchange("onebit-updates")
+    updates = Choice("onebit-updates")
     assert updates.of_updates
-    assert updates.peer is None
+    assert updates.ddp_baseline is None
     assert updates.optimizer(preset) == preset.optimizer
     assert updates.schedule(preset, 10).density_at(0) == 0.5
-    assert isinstance(Exchange("dgc-updates").build(preset).feedback, Residual)
-    diloco = Exchange("diloco-16")
-    assert diloco.peer is None
+    assert isinstance(Choice("dgc-updates").build(preset).feedback, Residual)
+    diloco = Choice("diloco-16")
+    assert diloco.ddp_baseline is None
     assert diloco.outer == Outer(local_steps=16, rate=0.7, momentum=0.9)
     assert diloco.schedule(preset, 10).density_at(0) == 1.0
-    assert Exchange("local-adam-8").outer == Outer(local_steps=8)
-    assert not Exchange("local-adam-8").adapts
-    published = Exchange("sparseloco-32")
+    assert Choice("local-adam-8").outer == Outer(local_steps=8)
+    assert not Choice("local-adam-8").adapts
+    published = Choice("sparseloco-32")
     assert published.outer == SPARSELOCO.every(32)
     assert published.of_updates
     assert not published.adapts
     assert published.schedule(preset, 10).density_at(0) == 1 / 64
     assert published.build(preset).reducer.codec.values == "twobit"
-    several = Exchange("oktopk-updates-8")
+    several = Choice("oktopk-updates-8")
     assert several.outer == Outer(local_steps=8)
     assert several.adapts
     assert several.of_updates
-    assert several.build(preset) == Exchange("oktopk-updates").build(preset)
-    assert not Exchange("oktopk").of_updates
+    assert several.build(preset) == Choice("oktopk-updates").build(preset)
+    assert not Choice("oktopk").of_updates
 
 
 def test_exchanges_with_a_density_and_a_rate_of_their_own() -> None:
     names = ["onebit-updates:0.25", "topka:0.02@0.5", "topka", "dense@0.1"]
-    quarter, both, plain, dense = mixtures(Exchange("dense", density=0.1), names, ["own"])
+    quarter, both, plain, dense = parse_choices(Choice("dense", density=0.1), names, ["own"])
     assert (quarter.recipe, quarter.density, quarter.rate) == ("onebit-updates", 0.25, None)
     assert (both.recipe, both.density, both.rate) == ("topka", 0.02, 0.5)
     assert plain.density == 0.1
@@ -404,8 +404,8 @@ def test_exchanges_with_a_density_and_a_rate_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("topka:much", "after : comes a density, as in topka:0.01, got 'topka:much'"),
-        ("topka@fast", "after @ comes a learning rate, as in topka@0.1, got 'topka@fast'"),
+        ("topka:much", ": must be followed by a density, as in topka:0.01, got 'topka:much'"),
+        ("topka@fast", "@ must be followed by a learning rate, as in topka@0.1, got 'topka@fast'"),
         ("topka:2", "density must be in (0, 1], got 2"),
         ("dense:0.1", "dense sends everything and has no density"),
         ("diloco-8:0.1", "diloco-8 sends everything and has no density"),
@@ -413,11 +413,11 @@ def test_exchanges_with_a_density_and_a_rate_of_their_own() -> None:
 )
 def test_marks_that_make_no_sense(name: str, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
-        mixtures(Exchange("dense"), [name], ["own"])
+        parse_choices(Choice("dense"), [name], ["own"])
 
 
 def test_a_plan_survives_json_and_stops_where_it_should() -> None:
-    plan = Plan("resnet20", Exchange("gtopk", 0.01), epochs=1.5, seed=3)
+    plan = Plan("resnet20", Choice("gtopk", 0.01), epochs=1.5, seed=3)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert plan.total_steps(steps_per_epoch=11) == 17
     pace = Pace(total=10, log=4, evaluate=5, checkpoint=None)

@@ -6,7 +6,7 @@ import pytest
 
 import updates_checks
 from ddp_checks import run_checks
-from gradsieve.lab.workers import run_workers
+from gradsieve.lab.rank_processes import run_rank_processes
 
 RANKS = 4
 CHECKS = [
@@ -34,4 +34,4 @@ CHECKS = [
 
 @pytest.mark.timeout(600)
 def test_updates() -> None:
-    run_workers(RANKS, run_checks, CHECKS, updates_checks.__name__)
+    run_rank_processes(RANKS, run_checks, CHECKS, updates_checks.__name__)

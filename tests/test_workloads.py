@@ -177,7 +177,7 @@ def test_a_cosine_may_end_above_nothing() -> None:
     schedule = Cosine(0.05, final=0.1)
     factors = [schedule.factor(share) for share in (0.025, 0.05, 0.525, 1)]
     assert factors == pytest.approx([0.5, 1, 0.55, 0.1])
-    with pytest.raises(InputError, match="final must be a factor of the base rate, from 0 to 1, got 2"):
+    with pytest.raises(InputError, match="final must be a factor of the base learning rate, from 0 to 1, got 2"):
         Cosine(final=2)
 
 
@@ -222,7 +222,7 @@ def test_mistakes_are_said(folders: dict[str, Path], tmp_path: Path) -> None:
         WORKLOADS["resnet50"].open("paper")
     with pytest.raises(MissingDataError, match="AN4 cannot be fetched"):
         WORKLOADS["deepspeech"].open("paper", tmp_path)
-    with pytest.raises(InputError, match="there are more workers than samples, 33 and 32"):
+    with pytest.raises(InputError, match="there are more ranks than samples, 33 and 32"):
         opened("vgg16", folders).sampler(0, 33)
     with pytest.raises(InputError, match="at least 1 sample is needed, got 0"):
         WORKLOADS["vgg16"].open(limits=Limits(train=0))

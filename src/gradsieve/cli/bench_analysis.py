@@ -71,10 +71,11 @@ def frontier(options: FrontierOptions) -> None:
     """
     check_folder(options.plot)
     from gradsieve.lab.bench import frontier as analysis
+    from gradsieve.lab.plots.frontier import draw_frontier
 
     rows, environment = analysis.read_races(options.files)
     report = analysis.frontier(rows, environment)
     show(report, "Frontier", analysis.COLUMNS, options.as_json)
     if options.plot is not None:
         with writing(options.plot):
-            analysis.draw_frontier(options.plot, report)
+            draw_frontier(options.plot, report)

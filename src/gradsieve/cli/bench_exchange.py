@@ -69,10 +69,10 @@ def reduce(options: ReduceOptions) -> None:
       gradsieve bench reduce --recipe dense oktopk --network 100mbit 1gbit --ranks 4
     """
     check_folder(options.plot)
-    from gradsieve.lab.bench.picture import draw_steps
     from gradsieve.lab.bench.reduce import COLUMNS, ReducePlan, bench_reduce
     from gradsieve.lab.bench.site import LOOPBACK
     from gradsieve.lab.interrupts import termination_unwinds
+    from gradsieve.lab.plots.steps import draw_steps
     from gradsieve.recipes import RECIPES
 
     plan = ReducePlan(

@@ -71,11 +71,11 @@ def baseline_options(command: F) -> F:
 
 def chosen_baselines(baselines: Sequence[str], no_baselines: bool, networks: Sequence[str]) -> list[str]:
     """The named baselines; if none is named, the common ones on networks, unless `no_baselines`."""
-    from gradsieve.lab.peers import PEERS
+    from gradsieve.lab.baselines import BASELINES
 
     if baselines and no_baselines:
         raise InputError("--peer and --no-peers exclude each other")
     for name in baselines:
-        PEERS[name]  # raises for an unknown name
-    usual = [name for name, baseline in PEERS.items() if baseline.usual]
+        BASELINES[name]  # raises for an unknown name
+    usual = [name for name, baseline in BASELINES.items() if baseline.usual]
     return list(baselines) or (usual if networks and not no_baselines else [])

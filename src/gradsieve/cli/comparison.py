@@ -18,7 +18,7 @@ from gradsieve.cli.train_progress import first_score
 from gradsieve.errors import MismatchError
 
 if TYPE_CHECKING:
-    from gradsieve.lab.train.exchange import Exchange
+    from gradsieve.lab.train.choice import Choice
     from gradsieve.lab.train.plan import Plan
 
 Row = dict[str, Any]
@@ -30,7 +30,7 @@ class Comparison:
     """What to compare, on how many ranks, and where the results go."""
 
     plan: Plan  # all settings except exchange and seed
-    exchanges: Sequence[Exchange]
+    choices: Sequence[Choice]
     seeds: Sequence[int]
     folder: Path
     workers: int | None  # None for the default
@@ -55,7 +55,7 @@ def run_comparison(comparison: Comparison) -> Row | None:
     with termination_unwinds(), log_shown_on_failure(folder), _live(comparison.as_json) as see:
         results = launch(
             comparison.workers, "cpu", folder, compare_everywhere,
-            comparison.plan, comparison.exchanges, list(comparison.seeds),
+            comparison.plan, comparison.choices, list(comparison.seeds),
             on_report=see, timeout=comparison.timeout,
         )  # fmt: skip
     world = found_world()
@@ -77,12 +77,12 @@ def _write(comparison: Comparison, results: Sequence[Row]) -> Row:
     """Write summary.json, table.txt and comparison.png. Returns the content of summary.json."""
     from rich.console import Console
 
+    from gradsieve.lab.plots.comparison import draw_comparison
     from gradsieve.lab.train.comparison import read_curves, run_name, summary
-    from gradsieve.lab.train.figure import draw_comparison
     from gradsieve.lab.train.journal import finite, read_config
 
-    folder, exchanges, seeds = comparison.folder, comparison.exchanges, comparison.seeds
-    first_run = folder / run_name(exchanges[0], seeds[0])
+    folder, choices, seeds = comparison.folder, comparison.choices, comparison.seeds
+    first_run = folder / run_name(choices[0], seeds[0])
     config = read_config(first_run)
     content: Row = finite({
         "environment": json.loads((first_run / "environment.json").read_text()),
@@ -93,7 +93,7 @@ def _write(comparison: Comparison, results: Sequence[Row]) -> Row:
     (folder / "summary.json").write_text(json.dumps(content, indent=1) + "\n")
     with (folder / "table.txt").open("w") as file:
         Console(file=file, width=160).print(summary_table(content))
-    train, test = (read_curves(folder, exchanges, seeds, event) for event in ("train", "test"))
+    train, test = (read_curves(folder, choices, seeds, event) for event in ("train", "test"))
     metric = config["metrics"][0]
     draw_comparison(folder / "comparison.png", title(content), train, test, metric, evaluated_part(content))
     return content

@@ -51,10 +51,10 @@ def demo(options: DemoOptions) -> None:
     if options.workers < 2:
         raise InputError(f"workers must be at least 2, or there is nothing to exchange, got {options.workers}")
     folder = create_run_folder(options.out, "demo")
-    from gradsieve.lab.train.exchange import DENSE, Exchange
+    from gradsieve.lab.train.choice import DENSE, Choice
     from gradsieve.lab.train.plan import Plan
 
-    dense = Exchange(DENSE, options.density)
+    dense = Choice(DENSE, options.density)
     sparse = replace(dense, recipe=SPARSE)
     plan = Plan(WORKLOAD, dense, steps=options.steps, evaluate_every=max(1, options.steps // EVALUATIONS))
     content = run_comparison(

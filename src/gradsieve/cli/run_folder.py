@@ -26,12 +26,12 @@ def create_run_folder(out: Path | None, name: str) -> Path:
 @contextmanager
 def log_shown_on_failure(folder: Path) -> Iterator[None]:
     """If a rank process fails, print the last lines of its log before the error."""
+    from gradsieve.lab.rank_processes import RankProcessError
     from gradsieve.lab.train.launch import last_lines, log_file
-    from gradsieve.lab.workers import WorkerError
 
     try:
         yield
-    except WorkerError as error:
+    except RankProcessError as error:
         if lines := last_lines(folder, error.rank):
             click.echo(f"Last lines of rank {error.rank} ({log_file(folder, error.rank)}):", err=True)
             for line in lines:

@@ -98,8 +98,8 @@ def train(options: TrainOptions) -> None:
     from gradsieve.lab.interrupts import termination_unwinds
 
     run = _run(options)
-    from gradsieve.lab.train.course import train_everywhere
     from gradsieve.lab.train.launch import launch
+    from gradsieve.lab.train.run import train_everywhere
 
     with (
         termination_unwinds(),
@@ -131,7 +131,7 @@ def _new_run(options: TrainOptions, workload: str) -> Run:
         checkpoint_every=options.checkpoint_every,
         probe_every=options.probe,
     )
-    folder = create_run_folder(options.out, f"{workload}-{plan.exchange.recipe}")
+    folder = create_run_folder(options.out, f"{workload}-{plan.choice.recipe}")
     return Run(plan, options.workers, folder, resumes=False)
 
 
@@ -160,11 +160,11 @@ def _resumed_run(options: TrainOptions, folder: Path) -> Run:
 def _refuse_other_settings(options: TrainOptions, saved: Plan) -> None:
     fixed: dict[str, object] = {
         "workload": saved.workload,
-        "recipe": saved.exchange.recipe,
-        "values": saved.exchange.values,
-        "density": saved.exchange.density,
-        "dense_steps": saved.exchange.dense_steps,
-        "group_mb": saved.exchange.group_mb,
+        "recipe": saved.choice.recipe,
+        "values": saved.choice.values,
+        "density": saved.choice.density,
+        "dense_steps": saved.choice.dense_steps,
+        "group_mb": saved.choice.group_mb,
         "preset": saved.preset,
         "source": saved.source,
         "data": saved.data,

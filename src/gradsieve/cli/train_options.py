@@ -33,16 +33,16 @@ class WorkloadOptions:
 
     def plan(self, workload: str, recipe: str | None, values: str) -> Plan:
         """The training plan of `workload` with one recipe (None for the preset's) and one value code."""
-        from gradsieve.lab.train.exchange import Exchange
+        from gradsieve.lab.train.choice import Choice
         from gradsieve.lab.train.plan import Plan
         from gradsieve.lab.workloads import WORKLOADS
 
         if recipe is None:
             recipe = WORKLOADS[workload].preset(self.preset).sieve.recipe
-        exchange = Exchange(recipe, self.density, values, self.dense_steps, self.group_mb)
+        choice = Choice(recipe, self.density, values, self.dense_steps, self.group_mb)
         return Plan(
             workload,
-            exchange,
+            choice,
             preset=self.preset,
             source=self.source,
             data=self.data,

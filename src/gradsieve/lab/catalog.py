@@ -1,4 +1,4 @@
-"""What the registries hold, for people to read: names, one line each, settings with their defaults."""
+"""The content of the registries as plain data: names, descriptions, and settings with their defaults."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from gradsieve.reducers import REDUCERS
 from gradsieve.selectors import SELECTORS
 
 Entry = dict[str, Any]
-"""`name`, `description`, `settings` (name to default), and for a reducer whether it is `conserving`."""
+"""`name`, `description`, `settings` (name to default), and for reducers `conserving`."""
 
 
 def catalog() -> dict[str, list[Entry]]:
-    """All entries of all registries."""
     return {
         "recipes": [_recipe(name, row) for name, row in RECIPES.items()],
         "selectors": [_entry(name, made) for name, made in SELECTORS.items()],
@@ -41,7 +40,7 @@ def _settings(made: type[Any]) -> dict[str, Any]:
 
 
 def _plain(default: Any) -> Any:
-    """A default as JSON has it; a part that has a name of its own by that name."""
+    """A default as a JSON value; a selector or reducer is given by its name."""
     if default is dataclasses.MISSING or default is None or isinstance(default, bool | int | float | str):
         return None if default is dataclasses.MISSING else default
     if isinstance(default, tuple):

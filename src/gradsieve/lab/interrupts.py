@@ -1,4 +1,4 @@
-"""Ctrl-C and its like at moments when they must wait."""
+"""Signals such as Ctrl-C while something must not be interrupted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ TERMINATED = 128 + signal.SIGTERM
 
 @contextlib.contextmanager
 def held_back(*signals: signal.Signals) -> Iterator[None]:
-    """A signal meanwhile arrives afterwards; processes started meanwhile never hear it.
+    """Delay these signals until the block ends. Processes started inside never receive them.
 
-    Blocked, not ignored: an ignored Ctrl-C would be lost. What is blocked in this thread the system gives to another
-    one that torch or NumPy has started, and Python hands it back to this one: so it is also noted, not acted upon.
+    Signals are blocked, not ignored: an ignored Ctrl-C would be lost. The system delivers a signal that this thread
+    blocks to another thread, for instance one of torch's, and Python then runs the handler in this thread. So the
+    handlers are replaced too: they only record the signal, which is raised again at the end.
     """
     noted: list[int] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -35,7 +36,7 @@ def held_back(*signals: signal.Signals) -> Iterator[None]:
 
 
 def _replaced(signals: Sequence[signal.Signals], handler: Handler) -> dict[signal.Signals, Any]:
-    """What handled them before; nothing where Python does not, or this thread may not ask."""
+    """Set the handler and return the previous ones. Empty outside the main thread, which alone may set handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {each: signal.signal(each, handler) for each in signals if signal.getsignal(each) is not None}
@@ -43,7 +44,7 @@ def _replaced(signals: Sequence[signal.Signals], handler: Handler) -> dict[signa
 
 @contextlib.contextmanager
 def termination_unwinds() -> Iterator[None]:
-    """A SIGTERM leaves by way of `finally`, as Ctrl-C does, so that what was set up is taken down."""
+    """Inside, a SIGTERM raises `SystemExit`, so that `finally` blocks clean up as they do after Ctrl-C."""
 
     def leave(signum: int, frame: FrameType | None) -> None:
         raise SystemExit(TERMINATED)

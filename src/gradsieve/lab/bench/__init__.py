@@ -1,1 +1,1 @@
-"""Measurements, all reported in one form: see `report`."""
+"""Benchmarks. All of them return a `report.Report`."""

@@ -1,8 +1,9 @@
-"""From which bandwidth on is dense good enough? From exchanges that were measured on several networks.
+"""Below which bandwidth does a recipe beat dense? Computed from steps that were measured on several networks.
 
-The time of an exchange is taken as a + c * x, where x is the time its bytes take at the link's rate: a is what the
-processors do whatever the network, c how well a link is filled (both fitted to the measured networks). A step that
-computes for t seconds hides up to two thirds of t, the share of backward, behind itself, for all methods alike.
+The time of an exchange is modelled as a + c x, where x is the time its bytes take at the link's rate. The constant a is
+processor time, independent of the network. The factor c is the inverse of the link utilization. Both are fitted to the
+measured networks. A step that computes for t seconds hides up to two thirds of t, the share of backward. That holds for
+all methods alike.
 """
 
 from __future__ import annotations
@@ -18,17 +19,16 @@ from typing import Any
 import numpy as np
 
 from gradsieve.errors import InputError
-from gradsieve.lab.bench.picture import name_of
-from gradsieve.lab.bench.report import BACKEND, Column, Report, Row, thousands
+from gradsieve.lab.bench.report import BACKEND, Column, Report, Row, method_name, thousands
 from gradsieve.lab.network.rate import Rate
 from gradsieve.lab.network.topology import split_profile
 
 HIDING_SHARE = 2 / 3
-RATES = np.geomspace(1e6, 100e9, 2001)  # bits a second
-CELL = ("numel", "density", "ranks")  # what is measured together, on each network
+RATES = np.geomspace(1e6, 100e9, 2001)  # bits per second
+CELL = ("numel", "density", "ranks")  # conditions of one comparison, measured on each network
 NEEDED = (*CELL, "network", "recipe", "peer", "seconds")
-MACHINE = ("cpu", "cores")  # of an environment
-AHEAD = 1.02  # times faster, to count as faster
+MACHINE = ("cpu", "cores")  # fields of an environment that must agree
+AHEAD = 1.02  # a method counts as faster from this ratio on
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -39,46 +39,47 @@ COLUMNS = (
     Column("density", "density"),
     Column("step_seconds", "compute", lambda value: f"{value * 1e3:g} ms"),
     Column("over_dense", "beats dense", lambda value: range_text(value)),
-    Column("over_peers", "beats every peer", lambda value: range_text(value)),
-    Column("slower_links", "best below that"),
-    Column("faster_links", "best above that"),
-    Column("fixed_seconds", "fixed", lambda value: f"{value * 1e3:.3g} ms"),
-    Column("filling", "of the link's rate", lambda value: f"{value:.0%}"),
+    Column("over_peers", "beats every baseline", lambda value: range_text(value)),
+    Column("slower_links", "fastest below"),
+    Column("faster_links", "fastest above"),
+    Column("fixed_seconds", "fixed time", lambda value: f"{value * 1e3:.3g} ms"),
+    Column("filling", "link utilization", lambda value: f"{value:.0%}"),
 )
 
 
 @dataclass(frozen=True)
 class Line:
-    """The time of an exchange at any rate."""
+    """The modelled time of one method's exchange at any rate."""
 
     name: str
-    peer: bool
+    is_baseline: bool
     fixed_seconds: float
-    bits: float  # as many as would take so long on a link that is filled
-    filling: float  # share of a link's rate that is reached; 1 where no network was slow enough to tell
+    bits: float  # received per step, divided by the utilization
+    filling: float  # utilization of the link; 1 if no measured network was slow enough to tell
 
     def steps(self, step_seconds: float) -> Array:
-        """What a step that computes so long takes, at all rates."""
+        """Seconds per step at each of `RATES`, for a step that computes for `step_seconds`."""
         exchange = self.fixed_seconds + self.bits / RATES
         return np.asarray(step_seconds + np.maximum(0.0, exchange - HIDING_SHARE * step_seconds))
 
 
 def break_even(results: Sequence[Row], environment: dict[str, Any], steps: Sequence[float]) -> Report:
-    """A row for each recipe, each combination that was measured, and each time of computing."""
+    """One row per recipe, measured combination of conditions, and compute time per step in seconds."""
     for step_seconds in steps:
         if not 0 <= step_seconds < math.inf:
-            raise InputError(f"a step must compute for 0 ms or longer, got {step_seconds * 1e3:g} ms")
+            raise InputError(f"the compute time per step must be 0 ms or more, got {step_seconds * 1e3:g} ms")
     rows: list[Row] = []
     for condition in dict.fromkeys(map(_condition, results)):
         alike = [row for row in results if _condition(row) == condition]
-        lines = [_fitted([row for row in alike if name_of(row) == name]) for name in dict.fromkeys(map(name_of, alike))]
+        names = dict.fromkeys(map(method_name, alike))
+        lines = [_fitted([row for row in alike if method_name(row) == name]) for name in names]
         for step_seconds in steps:
             rows += _compared(lines, step_seconds, dict(zip(CELL, condition, strict=True)))
     return Report(environment, rows)
 
 
 def read_reports(paths: Sequence[Path]) -> tuple[list[Row], dict[str, Any]]:
-    """What `bench reduce --network … --json` has written, once or in several runs on one machine."""
+    """Rows and environment from the output of `bench reduce --network … --json`, all measured on one machine."""
     results: list[Row] = []
     environments = []
     for path in paths:
@@ -102,18 +103,19 @@ def _read(path: Path) -> tuple[list[Row], dict[str, Any]]:
             itemgetter(*NEEDED)(row)
         return results, dict(content["environment"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not what bench reduce --network … --json prints ({error!r})") from None
+        raise InputError(f"{path} is not the output of bench reduce --network … --json ({error!r})") from None
 
 
 def _on_two_networks(results: Sequence[Row]) -> list[Row]:
-    """What a line can be fitted to, where dense has one as well."""
+    """The rows to which a line can be fitted: the method and dense were both measured on two networks or more."""
     networks: dict[tuple[Any, ...], set[str]] = {}
     for row in results:
-        networks.setdefault((_condition(row), name_of(row)), set()).add(row["network"])
+        networks.setdefault((_condition(row), method_name(row)), set()).add(row["network"])
     return [
         row
         for row in results
-        if len(networks[_condition(row), name_of(row)]) > 1 and len(networks.get((_condition(row), BACKEND), ())) > 1
+        if len(networks[_condition(row), method_name(row)]) > 1
+        and len(networks.get((_condition(row), BACKEND), ())) > 1
     ]
 
 
@@ -122,7 +124,7 @@ def _condition(row: Row) -> tuple[Any, ...]:
 
 
 def range_text(rates: Sequence[float] | None) -> str:
-    """Such as `below 3.4 Gbit/s`; never or always where it does not depend on the network."""
+    """For example `below 3.4 Gbit/s`; `never` or `always` if it does not depend on the rate."""
     if rates is None:
         return "never"
     low, high = rates
@@ -137,7 +139,7 @@ def _rate_text(bits_per_second: float) -> str:
 
 
 def _fitted(rows: Sequence[Row]) -> Line:
-    """By least squares, relative to what was measured: a slow network must not outweigh the others."""
+    """Least squares of the relative error, so that a slow network does not outweigh the others."""
     bits = [8 * row["interface_bytes_received_per_rank"] for row in rows]
     times = np.array([row["seconds"] for row in rows])
     ideal = np.array([b / rate if (rate := _rate(row)) else 0.0 for b, row in zip(bits, rows, strict=True)])
@@ -145,7 +147,7 @@ def _fitted(rows: Sequence[Row]) -> Line:
     fixed, slope = np.linalg.lstsq(system, np.ones_like(times), rcond=None)[0]
     slope = max(float(slope), 1.0) if ideal.any() else 1.0  # no exchange is faster than its link
     fixed = max(0.0, float(fixed))
-    return Line(name_of(rows[0]), rows[0]["peer"], fixed, slope * float(np.mean(bits)), 1 / slope)
+    return Line(method_name(rows[0]), rows[0]["peer"], fixed, slope * float(np.mean(bits)), 1 / slope)
 
 
 def _rate(row: Row) -> int | None:
@@ -154,18 +156,18 @@ def _rate(row: Row) -> int | None:
 
 def _compared(lines: Sequence[Line], step_seconds: float, condition: Row) -> list[Row]:
     times = {line.name: line.steps(step_seconds) for line in lines}
-    peers = {line.name: times[line.name] for line in lines if line.peer}
+    baselines = {line.name: times[line.name] for line in lines if line.is_baseline}
     rows = []
     for line in lines:
-        if not line.peer:
-            over_peers = _range(times[line.name], np.min(list(peers.values()), axis=0))
+        if not line.is_baseline:
+            over_baselines = _range(times[line.name], np.min(list(baselines.values()), axis=0))
             rows.append({
                 "recipe": line.name,
                 **condition,
                 "step_seconds": step_seconds,
                 "over_dense": _range(times[line.name], times[BACKEND]),
-                "over_peers": over_peers,
-                **_winners(peers, over_peers),
+                "over_peers": over_baselines,
+                **_fastest_beside(baselines, over_baselines),
                 "fixed_seconds": line.fixed_seconds,
                 "filling": line.filling,
             })  # fmt: skip
@@ -173,7 +175,7 @@ def _compared(lines: Sequence[Line], step_seconds: float, condition: Row) -> lis
 
 
 def _range(own: Array, other: Array) -> list[float] | None:
-    """The widest range of rates in which `own` is faster; None if there is none."""
+    """The widest range of rates in which `own` is faster, or None if it never is."""
     ahead = np.concatenate([[False], own * AHEAD <= other, [False]])
     edges = np.flatnonzero(ahead[1:] != ahead[:-1]).reshape(-1, 2)
     if edges.size == 0:
@@ -182,14 +184,14 @@ def _range(own: Array, other: Array) -> list[float] | None:
     return [float(RATES[first]), float(RATES[last - 1])]
 
 
-def _winners(peers: dict[str, Array], within: Sequence[float] | None) -> Row:
-    """Which peer is fastest on links just slower than the range, and just faster."""
+def _fastest_beside(baselines: dict[str, Array], within: Sequence[float] | None) -> Row:
+    """The fastest baseline just below the range of rates, and just above it."""
     if within is None:
         return {}
     first, last = (int(np.searchsorted(RATES, rate)) for rate in within)
-    places = {"slower_links": first - 1, "faster_links": last + 1}
+    indices = {"slower_links": first - 1, "faster_links": last + 1}
     return {
-        name: min(peers, key=lambda peer: peers[peer][place])
-        for name, place in places.items()
-        if 0 <= place < RATES.size
+        name: min(baselines, key=lambda baseline: baselines[baseline][index])
+        for name, index in indices.items()
+        if 0 <= index < RATES.size
     }

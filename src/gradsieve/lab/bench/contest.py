@@ -1,4 +1,4 @@
-"""Several methods timed side by side: each round every method takes one step, so that noise hits all alike."""
+"""Several methods timed in turns: in every round each method takes one step, so that noise affects all alike."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from gradsieve.lab.bench.gradients import Gradients
 T = TypeVar("T", covariant=True)
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being measured, how many steps are done, and how many there will be."""
+"""Called with what is being measured, the number of steps done, and the total number of steps."""
 
 RESIDUAL_WARMUP_STEPS = 48
-"""A residual that starts at zero grows fast at first, and thresholds with it; from here on they can be reused."""
+"""A residual starts at zero and grows fast at first, and thresholds with it. After this many steps they are stable."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """No progress."""
+    """A `Progress` that ignores every call."""
 
 
 class Contender(Protocol[T]):
-    """A method under test; it keeps its own state from step to step and measures itself."""
+    """A method under test. It keeps its state between steps and measures itself."""
 
     warmup_steps: int
 
     def step(self, grad: Tensor) -> T:
-        """One step with a new gradient, which is not changed."""
+        """Take one step with a new gradient, which must not be changed, and return the measurement."""
         ...
 
 
@@ -39,7 +39,7 @@ def contest(
     repeats: int,
     progress: Progress = silent,
 ) -> dict[str, list[T]]:
-    """What every step of every contender measured, after its warm-up."""
+    """The measurements of all steps after the warm-up, by contender."""
     warmup = max(contender.warmup_steps for contender in contenders.values())
     measured: dict[str, list[T]] = {name: [] for name in contenders}
     for number in range(warmup + repeats):

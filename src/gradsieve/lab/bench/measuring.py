@@ -1,8 +1,8 @@
-"""What measuring costs: groups exchanged by a pipeline with a clock and by one without, in turns, on real processes.
+"""The cost of timing: a pipeline with a clock and one without exchange the same groups, in turns, on rank processes.
 
-Many small groups are the worst case: readings of the time are the same for a small group as for a large one. Two
-answers come out: processor time with and without a clock, and the number of readings times what one costs. Times on the
-wall would be of no use: with a peer to wait for, two equal pipelines differ by several percent.
+Many small groups are the worst case: a small group needs as many clock readings as a large one. The cost is measured in
+two ways: processor time with and without a clock, and the number of readings times the cost of one. Wall-clock time
+would not do: because ranks wait for peers, two equal pipelines differ by several percent.
 
     python -m gradsieve.lab.bench.measuring [ranks] [groups] [entries] [rounds]
 """
@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from gradsieve.comm import Comm, CountingComm, TorchComm
-from gradsieve.lab.workers import Worker, run_workers
+from gradsieve.lab.rank_processes import RankProcess, run_rank_processes
 from gradsieve.pipeline import Pipeline
 from gradsieve.recipes import recipe
 from gradsieve.stats.timing import Clock, timed
@@ -31,22 +32,22 @@ WARM_UP_STEPS = 20
 
 @dataclass(frozen=True)
 class Cost:
-    """One rank's outcome."""
+    """The measurements of one rank."""
 
-    plain_milliseconds: float  # of processor time for all groups once, mean
+    plain_milliseconds: float  # mean processor time of one round over all groups
     timed_milliseconds: float
-    wall_milliseconds: float  # without a clock, median
-    readings: int  # of the time, for all groups once
+    wall_milliseconds: float  # median wall-clock time of a round without a clock
+    readings: int  # of the clock, per round
     microseconds_a_reading: float
 
     @property
     def share(self) -> float:
-        """Of the processor time of an exchange that is spent on measuring."""
+        """Additional processor time of an exchange with a clock, as a share."""
         return self.timed_milliseconds / self.plain_milliseconds - 1
 
     @property
     def share_of_readings(self) -> float:
-        """The part of that which reading the time takes."""
+        """The part of `share` that the clock readings account for."""
         return self.readings * self.microseconds_a_reading / (1000 * self.plain_milliseconds)
 
 
@@ -55,34 +56,34 @@ class CountedClock(Clock):
 
     readings = 0
 
+    @override
     def enter(self, phase: str) -> str:
-        """See `Clock.enter`."""
         self.readings += 1
         return super().enter(phase)
 
 
 def measure(comm: Comm, name: str, num_groups: int, numel: int, density: float, rounds: int) -> Cost:
-    """All ranks call it together."""
+    """Measure one recipe. All ranks call it together."""
     counted = CountedClock()
     pipelines = Pipeline(recipe(name), comm), Pipeline(timed(recipe(name), Clock()), comm)
     used, wall = [0.0, 0.0], []
     for roles in ((0, 1), (1, 0)):
-        # The same run twice, step by step, with roles exchanged: some steps cost more than others, by percents.
-        stack = _Stack(pipelines[0], num_groups, numel, density)
+        # The same run twice, with the roles swapped: some steps cost several percent more than others.
+        groups = _Groups(pipelines[0], num_groups, numel, density)
         for number in range(WARM_UP_STEPS):
-            stack.seconds(pipelines[number % 2])
+            groups.seconds(pipelines[number % 2])
         for _ in range(rounds):
             for which in roles:
                 before = time.thread_time()
-                seconds = stack.seconds(pipelines[which])
+                seconds = groups.seconds(pipelines[which])
                 used[which] += time.thread_time() - before
                 wall += [seconds] if which == 0 else []
-    stack.seconds(Pipeline(timed(recipe(name), counted), comm))
+    groups.seconds(Pipeline(timed(recipe(name), counted), comm))
     without, with_clock = (1000 * each / (2 * rounds) for each in used)
-    return Cost(without, with_clock, 1000 * statistics.median(wall), counted.readings, 1e6 * _seconds_a_reading())
+    return Cost(without, with_clock, 1000 * statistics.median(wall), counted.readings, 1e6 * _seconds_per_reading())
 
 
-class _Stack:
+class _Groups:
     def __init__(self, pipeline: Pipeline, num_groups: int, numel: int, density: float) -> None:
         generator = torch.Generator().manual_seed(pipeline.comm.rank)
         self._grads = [torch.randn(numel, generator=generator) for _ in range(num_groups)]
@@ -97,7 +98,7 @@ class _Stack:
         return time.perf_counter() - began
 
 
-def _seconds_a_reading() -> float:
+def _seconds_per_reading() -> float:
     clock = Clock()
     began = time.perf_counter()
     for _ in range(READINGS_TIMED):
@@ -105,16 +106,16 @@ def _seconds_a_reading() -> float:
     return (time.perf_counter() - began) / READINGS_TIMED
 
 
-def _work(worker: Worker, name: str, num_groups: int, numel: int, rounds: int) -> dict[str, Any]:
+def _work(process: RankProcess, name: str, num_groups: int, numel: int, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     cost = measure(CountingComm(TorchComm()), name, num_groups, numel, 0.01, rounds)
     return {**asdict(cost), "share": cost.share, "share_of_readings": cost.share_of_readings}
 
 
 def main(ranks: int = 2, num_groups: int = 50, numel: int = 2048, rounds: int = 20) -> None:
-    """Print a line of JSON for each recipe: the figures of rank 0."""
+    """Print one line of JSON per recipe, with the figures of rank 0."""
     for name in ("oktopk", "topka", "gtopk", "dense"):
-        outcome = run_workers(ranks, _work, name, num_groups, numel, rounds)[0]
+        outcome = run_rank_processes(ranks, _work, name, num_groups, numel, rounds)[0]
         print(json.dumps({"recipe": name, "ranks": ranks, "groups": num_groups, "numel": numel, **outcome}))
 
 

@@ -1,4 +1,4 @@
-"""One step of one rank, on the clock and on the wire."""
+"""Seconds and bytes of one step on one rank."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from gradsieve.comm import Traffic
 from gradsieve.lab.network.counters import interface_counters
 
 
-class Exchanged(NamedTuple):
-    """One step on one rank."""
+class StepSample(NamedTuple):
+    """Measurements of one step on one rank."""
 
     seconds: float
-    traffic: Traffic | None  # payload, where it can be counted
-    interface_bytes: int | None  # received by the host's interface, where there is one
+    traffic: Traffic | None  # payload, if it can be counted
+    interface_bytes: int | None  # received by the host's interface, if the rank has its own host
 
-    def with_traffic(self, traffic: Traffic) -> Exchanged:
-        """With its payload."""
+    def with_traffic(self, traffic: Traffic) -> StepSample:
         return self._replace(traffic=traffic)
 
 
-AGREEING_SECONDS = 0.02  # enough on one machine; where it is not, on links with much latency, clocks start one by one
+# Long enough for the all_reduce that agrees on the start. On links with more latency than this, ranks start one by one.
+AGREEING_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class Meter:
-    """Times steps that all ranks start at the same moment: they are processes of one machine, with one clock."""
+    """Times steps that all ranks start at the same moment. Ranks are processes on one machine and share its clock."""
 
-    in_network: bool  # whether this rank has a host of its own, whose interface nobody else uses
+    in_network: bool  # whether this rank has its own host, whose interface no other rank uses
 
-    def __call__(self, step: Callable[[], None]) -> Exchanged:
-        """Run a step at a moment agreed upon: ranks that leave a barrier late would slow down those that have begun."""
+    def __call__(self, step: Callable[[], None]) -> StepSample:
+        """Run a step at an agreed time. After a barrier instead, late ranks would slow down those that have started."""
         agreed = torch.tensor(time.perf_counter() + AGREEING_SECONDS, dtype=torch.float64)
         dist.all_reduce(agreed, dist.ReduceOp.MAX)
         before = interface_counters().bytes_received if self.in_network else None
@@ -45,4 +45,4 @@ class Meter:
         step()
         seconds = time.perf_counter() - started
         received = None if before is None else interface_counters().bytes_received - before
-        return Exchanged(seconds, None, received)
+        return StepSample(seconds, None, received)

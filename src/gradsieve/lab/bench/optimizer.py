@@ -1,4 +1,4 @@
-"""Time of an optimizer's step: this library's AdamW for own gradients, against torch's fused one."""
+"""Time per optimizer step: this library's AdamW for each rank's own gradient, against torch's fused AdamW."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from gradsieve.lab.bench.contest import Contender, Progress, contest, silent
 from gradsieve.lab.bench.gradients import Gradients
@@ -28,13 +29,13 @@ COLUMNS = (
     Column("threads", "threads"),
     Column("seconds", "median", milliseconds),
     Column("mean_seconds", "mean", milliseconds),
-    Column("ratio_to_torch", "mean / torch's", times),
+    Column("ratio_to_torch", "mean vs torch", times),
 )
 
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """What to measure: every combination of these."""
+    """What to measure: every combination."""
 
     numels: Sequence[int]
     tensors: Sequence[int]
@@ -43,18 +44,19 @@ class OptimizerPlan:
     repeats: int
 
 
-class OptimizerContender:
-    """An optimizer with parameters of its own."""
+class OptimizerContender(Contender[float]):
+    """An optimizer with its own parameters."""
 
-    warmup_steps = ALWAYS_MEASURED + MEASURED_EVERY  # what a step costs at the start is not what it costs later
+    warmup_steps = ALWAYS_MEASURED + MEASURED_EVERY  # the first steps cost more than later ones
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         (group,) = optimizer.param_groups
         self._parameters: list[Tensor] = group["params"]
 
+    @override
     def step(self, grad: Tensor) -> float:
-        """Seconds of the step alone."""
+        """Seconds of the optimizer's step alone."""
         parts = torch.split(grad, [parameter.numel() for parameter in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part
@@ -64,8 +66,7 @@ class OptimizerContender:
 
 
 def bench_optimizer(plan: OptimizerPlan, progress: Progress = silent) -> Report:
-    """Measure all combinations."""
-    vectors = 1 + 2 * 3  # what is drawn; parameters and two moments of both
+    vectors = 1 + 2 * 3  # the gradient; parameters and two moments of both optimizers
     require_memory(4 * vectors * max(plan.numels), "use a smaller --numel")
     before = torch.get_num_threads()
     rows: list[Row] = []
@@ -87,7 +88,7 @@ def _measured(cell: Row, repeats: int, progress: Progress) -> list[Row]:
         OURS: OptimizerContender(_for_ranks(AdamW(_parameters(cell), fused=True), cell["ranks"])),
     }
     what = f"numel {cell['numel']:,} in {cell['tensors']:,} tensors, {cell['threads']} thread(s)"
-    # Whole periods of measured and other steps, or the mean is not that of a long run.
+    # Whole periods: our AdamW measures in every `MEASURED_EVERY`-th step, and the mean should be that of a long run.
     repeats = MEASURED_EVERY * -(-repeats // MEASURED_EVERY)
     samples = contest(what, contenders, Gradients(cell["numel"]), repeats, progress)
     means = {name: statistics.fmean(seconds) for name, seconds in samples.items()}

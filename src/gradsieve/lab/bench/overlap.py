@@ -1,12 +1,11 @@
-"""How much of the exchange a backward pass hides, for several sizes of groups; and what the hook itself costs.
+"""How much of the exchange the backward pass hides, for several group sizes, and what the hook itself costs.
 
-A step is a forward and a backward pass of a VGG-16, gradients exchanged. `compute_seconds` is the same without any
-exchange (`no_sync`); `exchange_seconds` is the exchange of the same groups alone, from gradients that are all there.
-What a step takes beyond computing is the part that shows: `hidden_share` is one minus that over the exchange alone.
-On few cores both compete for the processor, so a share is small, or below zero, where the network is not what takes
-the time.
+A step is a forward and a backward pass of a VGG-16 with gradients exchanged. `compute_seconds` is the same without an
+exchange (`no_sync`). `exchange_seconds` is the exchange of the same groups alone, with all gradients computed before.
+`hidden_share` is 1 - (step - compute) / exchange. On few cores computing and exchanging compete for the processor, so
+the share is small or negative unless the network is the bottleneck.
 
-The row `nothing sent` has a reducer that sends nothing: what an infinitely fast network would leave of the hook.
+The row `nothing sent` has a reducer that sends nothing: the cost of the hook on an infinitely fast network.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from gradsieve.comm import Comm
 from gradsieve.ddp import attach
@@ -31,7 +31,7 @@ from gradsieve.lab.bench.report import Column, Report, Row, environment, millise
 from gradsieve.lab.bench.site import check_networks, run_on
 from gradsieve.lab.machine import require_memory
 from gradsieve.lab.models.vgg import Vgg16, VggShape
-from gradsieve.lab.workers import Worker, threads_per_worker
+from gradsieve.lab.rank_processes import RankProcess, threads_per_rank
 from gradsieve.recipes import Recipe, recipe
 from gradsieve.reducers.cost import Cost
 from gradsieve.reducers.protocol import NoState, Reduced, StatelessReducer
@@ -39,8 +39,8 @@ from gradsieve.selectors.threshold import Threshold
 from gradsieve.sieve import Sieve
 from gradsieve.vector import SparseVector
 
-WARMUP_STEPS = 8  # the network decides here, not whether thresholds still move
-COPIES = 6  # of the parameters, that a model with its gradients, buckets, residual and spare takes
+WARMUP_STEPS = 8  # enough here: the network dominates, thresholds need not be stable
+COPIES = 6  # memory of a contender in copies of the parameters: model, gradients, buckets, residual and spare
 
 COLUMNS = (
     Column("method", "method"),
@@ -48,13 +48,13 @@ COLUMNS = (
     Column("ranks", "ranks"),
     Column("numel", "numel", thousands),
     Column("density", "density"),
-    Column("group_mb", "group MB", lambda value: "all" if value is None else f"{value:g}"),
+    Column("group_mb", "group size in MB", lambda value: "all" if value is None else f"{value:g}"),
     Column("num_groups", "groups"),
-    Column("seconds", "step", milliseconds),
-    Column("compute_seconds", "compute", milliseconds),
-    Column("exchange_seconds", "exchange alone", milliseconds),
+    Column("seconds", "step time", milliseconds),
+    Column("compute_seconds", "compute only", milliseconds),
+    Column("exchange_seconds", "exchange only", milliseconds),
     Column("hidden_share", "hidden", lambda value: f"{value:.0%}"),
-    Column("overhead_share", "over compute", lambda value: f"{value:.1%}"),
+    Column("overhead_share", "overhead", lambda value: f"{value:.1%}"),
 )
 
 
@@ -65,7 +65,7 @@ class OverlapPlan:
     recipe: str
     values: str
     density: float
-    group_mbs: Sequence[float]  # besides one group for all
+    group_mbs: Sequence[float]  # a single group is always measured too
     networks: Sequence[str]
     ranks: int
     width: int  # of the VGG-16; 64 is the paper's
@@ -80,10 +80,10 @@ class OverlapPlan:
 
 @dataclass(frozen=True)
 class NothingSent(StatelessReducer):
-    """Gives back what it gets: every rank for itself. Only for measuring what is left without a network."""
+    """Returns its input on every rank. Only for measuring the cost of the hook without a network."""
 
+    @override
     def reduce(self, local: SparseVector, k: int, state: NoState, comm: Comm) -> tuple[Reduced, NoState]:
-        """See `Reducer.reduce`."""
         return Reduced(local, SparseVector.empty(local.numel, local.values)), state
 
     def cost(self, size: int, k: int, numel: int) -> Cost:
@@ -92,7 +92,7 @@ class NothingSent(StatelessReducer):
 
 
 class Measured(NamedTuple):
-    """One contender on one rank."""
+    """Seconds of one contender on one rank."""
 
     num_groups: int
     steps: list[float]
@@ -100,7 +100,7 @@ class Measured(NamedTuple):
 
 
 class Contender:
-    """A model of its own, exchanged in one way."""
+    """A DDP model of its own, with one way to exchange gradients."""
 
     def __init__(self, plan: OverlapPlan, chosen: Recipe | None, group_mb: float | None) -> None:
         torch.manual_seed(0)
@@ -113,17 +113,17 @@ class Contender:
         self._loss = nn.CrossEntropyLoss()
 
     def step(self) -> float:
-        """Forward and backward; the gradients are there when it ends."""
+        """Seconds of forward and backward, until all gradients are exchanged."""
         self.model.zero_grad(set_to_none=True)
         return _timed(lambda: self._loss(self.model(self._images), self._classes).backward())
 
     def compute(self) -> float:
-        """The same on this rank alone."""
+        """Seconds of forward and backward without an exchange."""
         with self.model.no_sync():
             return self.step()
 
     def exchange(self) -> float:
-        """The groups one after the other, from a rank's own gradients that are all there."""
+        """Seconds of exchanging all groups one after the other, with all gradients computed before."""
         assert self.sieve is not None
         assert self.sieve.worker is not None
         engine, worker = self.sieve.engine, self.sieve.worker
@@ -153,20 +153,19 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def bench_overlap(plan: OverlapPlan, progress: Progress = silent) -> Report:
-    """All networks, one after the other."""
     numel = sum(parameter.numel() for parameter in Vgg16(VggShape(width=plan.width)).parameters())
     recipe(plan.recipe, values=plan.values)
     check_networks(plan.networks, plan.ranks)
     require_memory(4 * COPIES * numel * plan.ranks * (len(plan.group_mbs) + 3), "use a smaller --width or fewer ranks")
     rows: list[Row] = []
     for network in plan.networks:
-        measured = run_on(network, plan.ranks, measure, plan, network, on_report=lambda told: progress(*told))
+        measured = run_on(network, plan.ranks, measure, plan, network, on_report=lambda report: progress(*report))
         rows += _rows(plan, network, numel, measured)
     return Report(environment(), rows)
 
 
-def measure(worker: Worker, plan: OverlapPlan, network: str) -> dict[str, Measured]:
-    """One rank's part: all contenders take turns."""
+def measure(process: RankProcess, plan: OverlapPlan, network: str) -> dict[str, Measured]:
+    """One rank's part: all contenders take turns. Returns the seconds by contender."""
     chosen = recipe(plan.recipe, values=plan.values)
     contenders = {
         "dense DDP": Contender(plan, None, None),
@@ -187,8 +186,8 @@ def measure(worker: Worker, plan: OverlapPlan, network: str) -> dict[str, Measur
             for name, (step, exchange) in taken.items():
                 samples[name].steps.append(step)
                 samples[name].exchanges.append(exchange)
-        if worker.rank == 0:
-            worker.report((f"{plan.ranks} ranks, {network}", number + 1, steps))
+        if process.rank == 0:
+            process.report((f"{plan.ranks} ranks, {network}", number + 1, steps))
     for contender in contenders.values():
         if contender.sieve is not None:
             contender.sieve.close()
@@ -211,7 +210,7 @@ def _rows(plan: OverlapPlan, network: str, numel: int, measured: Sequence[dict[s
             "numel": numel,
             "density": plan.density,
             "ranks": plan.ranks,
-            "threads": threads_per_worker(plan.ranks),
+            "threads": threads_per_rank(plan.ranks),
             "repeats": plan.repeats,
             "batch": plan.batch,
             "seconds": seconds,
@@ -228,5 +227,5 @@ def _rows(plan: OverlapPlan, network: str, numel: int, measured: Sequence[dict[s
 
 
 def _median(steps_of_ranks: Sequence[Sequence[float]]) -> float:
-    """Of the slowest rank's time in each step."""
+    """The median over steps of the slowest rank's time."""
     return float(statistics.median(max(step) for step in zip(*steps_of_ranks, strict=True)))

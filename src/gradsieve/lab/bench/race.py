@@ -1,4 +1,4 @@
-"""What a race of training is: the run, who takes part, and on which networks."""
+"""The plan of a race, `gradsieve bench train`: the run, the choices that take part, and the networks."""
 
 from __future__ import annotations
 
@@ -8,74 +8,75 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gradsieve.errors import InputError
-from gradsieve.lab.bench.timed import by_local_steps, timed_exchange, timed_plan
-from gradsieve.lab.train.exchange import DENSE, Exchange
+from gradsieve.lab.bench.timed import by_local_steps, timed_choice, timed_plan
+from gradsieve.lab.train.choice import DENSE, Choice
 from gradsieve.lab.train.plan import Plan
 
-TESTS = 40  # in a run, unless asked for otherwise: a time to a target is known to 1/40 of it
+TESTS = 40  # per run by default: the time to a target is known to 1/40 of the run
 
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What to race."""
+    """What to train, and where."""
 
     run: Plan
-    exchanges: Sequence[Exchange]
+    choices: Sequence[Choice]
     seeds: Sequence[int]
     networks: Sequence[str]
     ranks: int
-    margin: float = 0.03  # of the loss dense ends at, that a target lies above it
-    timed_steps: int | None = None  # on each network, where the loss is trained on loopback; None trains on each
-    compared: Sequence[Path] = ()  # folders of comparisons that have the runs already; none trains them
+    margin: float = 0.03  # the target is dense's final loss times 1 + margin
+    timed_steps: int | None = None  # timed on each network, with the training over loopback; None trains on each
+    compared: Sequence[Path] = ()  # folders of comparisons with finished runs, which are then not trained again
 
     def __post_init__(self) -> None:
-        if not any(exchange.recipe == DENSE for exchange in self.exchanges):
-            raise InputError("dense has to be among the recipes: the target is what it reaches")
-        self.run.check_with(self.exchanges)
+        if not any(choice.recipe == DENSE for choice in self.choices):
+            raise InputError("dense must be among the recipes: its final loss is the target")
+        self.run.check_with(self.choices)
         if self.ranks < 2:
             raise InputError(f"ranks must be at least 2, or nothing is sent, got {self.ranks}")
         if not 0 <= self.margin < 1:
             raise InputError(f"margin must be in [0, 1), got {self.margin}")
         if self.compared and self.timed_steps is None:
-            raise InputError("runs of a comparison have no times on networks: give --timed-steps too")
+            raise InputError("the runs of a comparison have no times on networks: give --timed-steps too")
         if self.timed_steps is not None:
-            if self.timed_steps < 1:
-                raise InputError(f"timed steps must be at least 1, got {self.timed_steps}")
-            if self.run.steps is None:
-                raise InputError("timed steps need the number of steps of a run, not of epochs")
-            if any(each.density is None for each in self.exchanges) and self.run.resolved().sieve.warmup:
-                raise InputError(
-                    "timed steps need --density: with the preset's warm-up no step takes as long as others"
-                )
+            self._check_timed(self.timed_steps)
+
+    def _check_timed(self, timed_steps: int) -> None:
+        if timed_steps < 1:
+            raise InputError(f"timed steps must be at least 1, got {timed_steps}")
+        if self.run.steps is None:
+            raise InputError("timed steps need a run whose length is given in steps, not in epochs")
+        if any(choice.density is None for choice in self.choices) and self.run.resolved().sieve.warmup:
+            raise InputError("timed steps need --density: in the preset's density warm-up, step times differ")
 
     @property
-    def dense(self) -> Exchange:
-        """Whose loss is the target."""
-        return next(exchange for exchange in self.exchanges if exchange.recipe == DENSE)
+    def dense(self) -> Choice:
+        """The choice whose final loss sets the target."""
+        return next(choice for choice in self.choices if choice.recipe == DENSE)
 
     @property
     def whole(self) -> Leg:
-        """All of it."""
-        return Leg(self.run, self.exchanges, self.seeds, self.ranks)
+        """All choices and seeds, trained to the end."""
+        return Leg(self.run, self.choices, self.seeds, self.ranks)
 
-    def runs(self) -> Iterator[tuple[Exchange, int]]:
-        """Every exchange with every seed."""
-        return ((exchange, seed) for exchange in self.exchanges for seed in self.seeds)
+    def runs(self) -> Iterator[tuple[Choice, int]]:
+        """Every choice with every seed."""
+        return ((choice, seed) for choice in self.choices for seed in self.seeds)
 
     def timed(self) -> list[Leg]:
-        """A few steps of each exchange, in groups whose stretches of steps are equally long."""
+        """A few steps of each choice; one leg for each length of the timed intervals."""
         assert self.timed_steps is not None
-        exchanges = list(dict.fromkeys(timed_exchange(exchange) for exchange in self.exchanges))
+        choices = list(dict.fromkeys(timed_choice(choice) for choice in self.choices))
         return [
             Leg(timed_plan(self.run, self.timed_steps, local_steps), group, self.seeds[:1], self.ranks)
-            for local_steps, group in by_local_steps(exchanges).items()
+            for local_steps, group in by_local_steps(choices).items()
         ]
 
 
 class Leg(NamedTuple):
-    """What a network trains: some exchanges in turns."""
+    """A part of a race: choices that train in turns on one network."""
 
     run: Plan
-    exchanges: Sequence[Exchange]
+    choices: Sequence[Choice]
     seeds: Sequence[int]
     ranks: int

@@ -1,4 +1,4 @@
-"""The one form all measurements are reported in: the environment, and rows that say what was measured under what."""
+"""The common form of all reports: the environment, and rows with conditions and measurements."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Row = dict[str, Any]
-"""`method` or `recipe`; `numel density ranks threads repeats`; `seconds`, the median; and what else was measured."""
+"""`method` or `recipe`; the conditions `numel density ranks threads repeats`; `seconds`, the median; other fields."""
 
-BACKEND = "gloo all_reduce"  # the row that `speedup_over_dense` refers to, where exchanges are measured
+BACKEND = "gloo all_reduce"  # the row that `speedup_over_dense` refers to in `bench reduce`
 CONDITIONS = ("network", "numel", "density", "ranks", "threads")
 PACKAGES = ("torch", "numpy", "numba")
 
 
 @dataclass(frozen=True)
 class Report:
-    """One run of a measuring command."""
+    """The result of one benchmark command."""
 
     environment: dict[str, Any]
     results: list[Row]
 
     def to_json(self) -> str:
-        """One object, as every `--json` prints it."""
+        """One JSON object, as `--json` prints it."""
         return json.dumps({"environment": self.environment, "results": self.results}, indent=2)
 
 
 class Column(NamedTuple):
-    """A column of a table: a field of the rows, its title, and how a value is written."""
+    """A column of a table: a field of the rows, its title, and the format of its values."""
 
     field: str
     title: str
@@ -45,7 +45,7 @@ class Column(NamedTuple):
 
 
 def environment() -> dict[str, Any]:
-    """Where and with what a measurement is made."""
+    """Versions, processor and date of a measurement."""
     return {
         "gradsieve": __version__,
         "python": platform.python_version(),
@@ -58,7 +58,7 @@ def environment() -> dict[str, Any]:
 
 
 def table(report: Report, title: str, columns: Sequence[Column]) -> Table:
-    """The rows for people, in the order they were measured; conditions that all share are in the title."""
+    """The rows in the order they were measured. Conditions that all rows share are in the title."""
     from rich import box
     from rich.table import Table
 
@@ -82,23 +82,28 @@ def table(report: Report, title: str, columns: Sequence[Column]) -> Table:
     return shown
 
 
+def method_name(row: Row) -> str:
+    """The recipe, followed by its value code unless that is `exact`."""
+    return f"{row['recipe']} {row['values']}" if row.get("values") not in (None, "", "exact") else str(row["recipe"])
+
+
 def milliseconds(seconds: float) -> str:
-    """Such as `8.51 ms`."""
+    """For example `8.51 ms`."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:,.0f} ms"
 
 
 def thousands(count: float) -> str:
-    """Such as `14,700,000`."""
+    """For example `14,700,000`."""
     return f"{count:,.0f}"
 
 
 def megabytes(num_bytes: float) -> str:
-    """Such as `1.41 MB`."""
+    """For example `1.41 MB`."""
     return f"{num_bytes / 1e6:.3g} MB"
 
 
 def times(ratio: float) -> str:
-    """Such as `3.1x`."""
+    """For example `3.1x`."""
     return f"{ratio:.3g}x" if ratio < 100 else f"{ratio:.0f}x"
 
 

@@ -1,7 +1,7 @@
-"""Time of selection with error feedback on one process: accumulate and select, as `Pipeline.step` does them.
+"""Time of selection with error feedback in one process: accumulate and select, as in `Pipeline.step`.
 
-Settling is not timed, but done: the next step meets a real residual and a threshold that is a step old. A median over
-many steps is that of an ordinary step; the rare one that evaluates its threshold anew is in `raw_seconds`.
+Settling is done but not timed, so that the next step has a real residual and a threshold that is one step old. The
+median over many steps is that of an ordinary step. Rare steps that compute their threshold again are in `raw_seconds`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.feedback import Residual
 from gradsieve.lab.bench.contest import RESIDUAL_WARMUP_STEPS, Contender, Progress, contest, silent
@@ -31,16 +32,16 @@ COLUMNS = (
     Column("numel", "numel", thousands),
     Column("density", "density"),
     Column("threads", "threads"),
-    Column("seconds", "time", milliseconds),
-    Column("ratio_to_add_", "/ add_", times),
-    Column("speedup_over_torch.topk", "torch.topk /", times),
-    Column("picked_over_k", "picked / k", "{:.2f}".format),
+    Column("seconds", "time per step", milliseconds),
+    Column("ratio_to_add_", "vs add_", times),
+    Column("speedup_over_torch.topk", "speedup over torch.topk", times),
+    Column("picked_over_k", "selected / k", "{:.2f}".format),
 )
 
 
 @dataclass(frozen=True)
 class SelectPlan:
-    """What to measure: every combination of these."""
+    """What to measure: every combination."""
 
     methods: Sequence[str]
     numels: Sequence[int]
@@ -49,15 +50,15 @@ class SelectPlan:
     repeats: int
 
 
-class Picked(NamedTuple):
-    """One step."""
+class Selected(NamedTuple):
+    """Measurements of one step."""
 
     seconds: float
     nnz: int
 
 
-class SieveContender:
-    """Feedback and a selector of this library."""
+class SieveContender(Contender[Selected]):
+    """Error feedback and a selector of this library."""
 
     warmup_steps = RESIDUAL_WARMUP_STEPS
 
@@ -68,21 +69,25 @@ class SieveContender:
         self._feedback_state = self._residual.init(Pieces([grad]))
         self._selector_state = selector.init(grad.numel())
 
-    def step(self, grad: Tensor) -> Picked:
-        """Accumulate and select, timed; then settle as if all that was picked had been delivered."""
+    @override
+    def step(self, grad: Tensor) -> Selected:
+        """Accumulate and select, timed; then settle as if all selected entries had been delivered."""
         started = time.perf_counter()
         floor = self.selector.floor(self._selector_state)
-        pieces, elsewhere = Pieces([grad]), Pieces([grad])  # not `pieces` itself: others still need the gradient
+        pieces, elsewhere = (
+            Pieces([grad]),
+            Pieces([grad]),
+        )  # not `pieces` itself: the gradient is needed again
         accumulated, candidates, _ = self._residual.accumulate(pieces, elsewhere, self._feedback_state, floor, self.k)
         local, self._selector_state = self.selector(accumulated, self.k, self._selector_state, candidates)
         seconds = time.perf_counter() - started
         nothing = SparseVector.empty(local.numel, local.values)
         self._feedback_state = self._residual.settle(accumulated, pieces, local, nothing, self._feedback_state)
-        return Picked(seconds, local.nnz)
+        return Selected(seconds, local.nnz)
 
 
-class TorchTopkContender:
-    """What people write: add the gradient to the residual, sort out the k largest magnitudes with torch."""
+class TorchTopkContender(Contender[Selected]):
+    """The usual implementation: add the gradient to the residual, then `torch.topk` of the magnitudes."""
 
     warmup_steps = 2
 
@@ -90,35 +95,35 @@ class TorchTopkContender:
         self.k = k
         self._residual = torch.zeros_like(grad)
 
-    def step(self, grad: Tensor) -> Picked:
-        """See the class."""
+    @override
+    def step(self, grad: Tensor) -> Selected:
         started = time.perf_counter()
         self._residual.add_(grad)
         _, indices = torch.topk(self._residual.abs(), self.k)
         seconds = time.perf_counter() - started
         self._residual[indices] = 0
-        return Picked(seconds, self.k)
+        return Selected(seconds, self.k)
 
 
-class AddContender:
-    """The least that error feedback can cost: one pass that adds the gradient in."""
+class AddContender(Contender[Selected]):
+    """The lower bound for error feedback: one pass that adds the gradient."""
 
     warmup_steps = 2
 
     def __init__(self, grad: Tensor) -> None:
         self._residual = torch.zeros_like(grad)
 
-    def step(self, grad: Tensor) -> Picked:
-        """See the class."""
+    @override
+    def step(self, grad: Tensor) -> Selected:
         started = time.perf_counter()
         self._residual.add_(grad)
-        return Picked(time.perf_counter() - started, 0)
+        return Selected(time.perf_counter() - started, 0)
 
 
 def bench_select(plan: SelectPlan, progress: Progress = silent) -> Report:
-    """Measure all combinations; the peers are always among the rows."""
+    """Measure all combinations. `torch.topk` and `add_` are always among the rows."""
     selectors = {name: SELECTORS[name] for name in plan.methods}
-    # What is drawn, two for each method's residual, one each for the peers', and what torch.topk makes on the way.
+    # The gradients, two residuals per method, one for torch.topk and one for add_, and the temporaries of torch.topk.
     vectors = 1 + 2 * len(selectors) + 2 + 4
     require_memory(4 * vectors * max(plan.numels), "use a smaller --numel or fewer --method")
     before = torch.get_num_threads()
@@ -141,7 +146,7 @@ def _measured(
 ) -> list[Row]:
     grad = gradients.fresh()
     k = max(1, round(cell["numel"] * cell["density"]))
-    contenders: dict[str, Contender[Picked]] = {
+    contenders: dict[str, Contender[Selected]] = {
         name: SieveContender(selector(), grad, k) for name, selector in selectors.items()
     }
     contenders |= {TORCH_TOPK: TorchTopkContender(grad, k), ADD: AddContender(grad)}

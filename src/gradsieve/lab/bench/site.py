@@ -1,4 +1,4 @@
-"""Where a benchmark puts its ranks: on this machine as it is, or each in a host of its own on limited links."""
+"""Where the ranks of a benchmark run: over loopback, or each in its own host on limited links."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from gradsieve.lab.network import Network
 from gradsieve.lab.network.iproute import require_tools
 from gradsieve.lab.network.topology import Topology, split_profile
-from gradsieve.lab.workers import Tell, run_workers
+from gradsieve.lab.rank_processes import Tell, run_rank_processes
 
 LOOPBACK = "loopback"
-NETWORK_NAME = "bench"  # two at a time would measure each other
+NETWORK_NAME = "bench"  # one name for all benchmarks: two at a time would disturb each other
 
 
 def check_networks(networks: Iterable[str], ranks: int) -> None:
-    """Whatever is wrong with a name, or missing on this machine, is an error now and not after minutes."""
+    """Raise an error for a wrong network name or a missing tool, before anything is measured."""
     for network in networks:
         if network != LOOPBACK:
             rate, latency = split_profile(network)
@@ -26,9 +26,9 @@ def check_networks(networks: Iterable[str], ranks: int) -> None:
 def run_on(
     network: str, ranks: int, work: Callable[..., Any], *arguments: Any, on_report: Tell | None = None
 ) -> list[Any]:
-    """What `work(worker, *arguments)` gives on every rank."""
+    """Run `work(process, *arguments)` on every rank and return the results in rank order."""
     if network == LOOPBACK:
-        return run_workers(ranks, work, *arguments, on_report=on_report)
+        return run_rank_processes(ranks, work, *arguments, on_report=on_report)
     rate, latency = split_profile(network)
     with Network(ranks, rate, latency=latency, name=NETWORK_NAME) as hosts:
-        return hosts.run_workers(work, *arguments, on_report=on_report)
+        return hosts.run_rank_processes(work, *arguments, on_report=on_report)

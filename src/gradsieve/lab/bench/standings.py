@@ -1,4 +1,4 @@
-"""How the runs of a race stand: time of a step, final loss, time to the target, and who was there first."""
+"""The result of a race: time per step, final loss, time to the target loss, and the comparison with baselines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradsieve.lab.bench.race import TrainPlan
-from gradsieve.lab.bench.report import Column, Row, megabytes, milliseconds, thousands, times
-from gradsieve.lab.workers import threads_per_worker
+from gradsieve.lab.bench.report import Column, Row, milliseconds, thousands, times
+from gradsieve.lab.rank_processes import threads_per_rank
 
 COLUMNS = (
     Column("recipe", "recipe"),
@@ -16,21 +16,21 @@ COLUMNS = (
     Column("network", "network"),
     Column("ranks", "ranks"),
     Column("numel", "numel", thousands),
-    Column("seconds", "step", milliseconds),
-    Column("speedup_over_dense", "dense /", times),
+    Column("seconds", "step time", milliseconds),
+    Column("speedup_over_dense", "speedup", times),
     Column("diverged", "diverged"),
     Column("test_loss", "test loss", lambda value: f"{value:.4f}"),
     Column("test_loss_deviation", "±", lambda value: f"{value:.2g}"),
-    Column("seconds_to_target", "to the target", lambda value: f"{value:.1f} s"),
-    Column("speedup_to_target", "dense /", times),
-    Column("speedup_over_best_peer", "best peer /", times),
-    Column("interface_bytes_received_per_rank", "by interface", megabytes),
+    Column("seconds_to_target", "to target", lambda value: f"{value:.1f} s"),
+    Column("speedup_to_target", "vs dense", times),
+    Column("speedup_over_best_peer", "vs best baseline", times),
+    Column("interface_bytes_received_per_rank", "MB per step", lambda value: f"{value / 1e6:.3g}"),
 )
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One exchange's runs, one a seed: what each came to, its tests, and the times of steps."""
+    """All runs of one choice, one per seed: results, rows of tests, and times of steps."""
 
     results: list[Row]
     tests: list[list[Row]]
@@ -38,42 +38,42 @@ class Trained:
 
 
 def standings(plan: TrainPlan, network: str, trained: Sequence[Trained]) -> list[Row]:
-    """A row for each exchange on this network."""
-    runs_of = dict(zip(plan.exchanges, trained, strict=True))
+    """One row per choice on this network."""
+    runs_of = dict(zip(plan.choices, trained, strict=True))
     dense = runs_of[plan.dense]
     metric = _loss_of(dense.tests[0])
     target = (1 + plan.margin) * statistics.fmean(tests[-1][metric] for tests in dense.tests)
     reference = _measured(dense, metric, target)
     rows: list[Row] = []
-    for exchange, runs in runs_of.items():
+    for choice, runs in runs_of.items():
         measured = _measured(runs, metric, target)
         if "seconds_to_target" in measured and "seconds_to_target" in reference:
             measured["speedup_to_target"] = reference["seconds_to_target"] / measured["seconds_to_target"]
         rows.append({
-            "recipe": exchange.name,
-            "values": exchange.values,
-            "peer": exchange.is_baseline,
+            "recipe": choice.name,
+            "values": choice.values,
+            "peer": choice.is_baseline,
             "workload": plan.run.workload,
             "network": network,
-            "density": exchange.density,
+            "density": choice.density,
             "ranks": plan.ranks,
-            "threads": threads_per_worker(plan.ranks),
+            "threads": threads_per_rank(plan.ranks),
             "seeds": list(plan.seeds),
             "target_loss": target,
             "timed_steps": plan.timed_steps,
             "speedup_over_dense": reference["seconds"] / measured["seconds"],
             **measured,
         })  # fmt: skip
-    _compare_with_peers(rows)
+    _compare_with_baselines(rows)
     return rows
 
 
-def _compare_with_peers(rows: Sequence[Row]) -> None:
-    """How much sooner than the first of the baselines, dense among them, a recipe was there."""
-    peers = [row for row in rows if row["peer"] and "seconds_to_target" in row]
-    if not peers:
+def _compare_with_baselines(rows: Sequence[Row]) -> None:
+    """Add the speedup to the target over the fastest baseline; dense is one of them."""
+    baselines = [row for row in rows if row["peer"] and "seconds_to_target" in row]
+    if not baselines:
         return
-    best = min(peers, key=lambda row: float(row["seconds_to_target"]))
+    best = min(baselines, key=lambda row: float(row["seconds_to_target"]))
     for row in rows:
         row["best_peer"] = best["recipe"]
         if "seconds_to_target" in row:
@@ -81,7 +81,7 @@ def _compare_with_peers(rows: Sequence[Row]) -> None:
 
 
 def _measured(runs: Trained, metric: str, target: float) -> Row:
-    """One exchange over all seeds."""
+    """The measurements of one choice over all seeds."""
     own, tests = runs.results, runs.tests
     losses = [rows[-1][metric] for rows, result in zip(tests, own, strict=True) if not result["diverged"]]
     reached = [seconds_to(rows, metric, target) for rows in tests]
@@ -109,10 +109,10 @@ def _measured(runs: Trained, metric: str, target: float) -> Row:
 
 
 def _loss_of(rows: Sequence[Row]) -> str:
-    """What the workload calls its loss on the test data."""
+    """The name of the workload's test loss: `loss` or, for example, `masked_loss`."""
     return next(name for name in rows[0] if name == "loss" or name.endswith("_loss"))
 
 
 def seconds_to(rows: Sequence[Row], metric: str, target: float) -> float | None:
-    """Of training, until the first test at which the loss is there."""
+    """Training time until the first test whose loss is at most the target, or None."""
     return next((float(row["seconds"]) for row in rows if row[metric] is not None and row[metric] <= target), None)

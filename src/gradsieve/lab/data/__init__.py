@@ -1,1 +1,1 @@
-"""Data for the workloads: read from what the user has, fetched into a cache, or on every machine already."""
+"""Data for the workloads: from the user's files, downloaded into a cache, generated, or part of every installation."""

@@ -1,8 +1,8 @@
 """AN4 (Acero, 1993): 948 training and 130 test utterances of spelled names, numbers and commands.
 
-Two layouts of the same corpus are read. Both have `etc/an4_train.fileids` and `etc/an4_train.transcription`, and the
-same for test. The official audio has `wav/<fileid>.sph` (or .raw or .wav, in `wav/` or `raw/`); the distribution of
-features has `feat/<fileid>.mfc` with 13 cepstral coefficients a frame.
+Two layouts of the corpus can be read. Both have `etc/an4_train.fileids` and `etc/an4_train.transcription`, and the same
+for test. The official audio has `wav/<fileid>.sph` (or .raw or .wav, in `wav/` or `raw/`). The distribution of features
+has `feat/<fileid>.mfc` with 13 cepstral coefficients per frame.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LINE = re.compile(r"(?:<s>)?(.*?)(?:</s>)?\s*\(([^()]+)\)\s*")
 
 
 def read_an4(root: Path | None, kind: FeatureKind) -> SpeechPair:
-    """Both parts; where only cepstra are distributed, those are the features, whatever was asked."""
+    """The training and the test part. If the folder has only cepstra, they are used whatever `kind` says."""
     if root is None or not (root / "etc" / "an4_train.fileids").is_file():
         raise MissingDataError(
-            f"AN4 cannot be fetched: give the folder that has etc/an4_train.fileids and wav/ (audio) or feat/ "
-            f"(cepstra), got {root or 'none'}; or train on generated speech, which is the default"
+            f"AN4 cannot be fetched: give a folder with etc/an4_train.fileids and wav/ (audio) or feat/ "
+            f"(cepstra), got {root or 'none'}; or train on generated speech, the default"
         )
     load = _loader(root, kind)
     train, test = (SpeechSet(tuple(_utterances(root, part, load))) for part in ("train", "test"))
@@ -49,34 +49,34 @@ def _loader(root: Path, kind: FeatureKind) -> Callable[[str], Frames]:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise MissingDataError(f"etc lists an utterance that is not there: {path}")
+        raise MissingDataError(f"etc lists an utterance that does not exist: {path}")
     return path
 
 
 def read_cepstra(path: Path) -> Frames:
-    """Sphinx's format: the number of floats as an int32, then the floats, big-endian or little-endian alike."""
+    """Read Sphinx's format: the number of floats as an int32, then the floats, all big-endian or all little-endian."""
     content = path.read_bytes()
     for order in (">", "<"):
         count = int(np.frombuffer(content[:4], f"{order}i4")[0]) if len(content) >= 4 else -1
         if count == len(content) // 4 - 1 and count > 0 and count % NUM_CEPSTRA == 0:
             return np.frombuffer(content[4:], f"{order}f4").astype(np.float32).reshape(-1, NUM_CEPSTRA)
-    raise InputError(f"{path} is not a file of {NUM_CEPSTRA} cepstral coefficients a frame, or it was cut short")
+    raise InputError(f"{path} is not a file of {NUM_CEPSTRA} cepstral coefficients per frame, or it is truncated")
 
 
 def _utterances(root: Path, part: str, load: Callable[[str], Frames]) -> Iterator[Utterance]:
-    """Those whose text has room in its frames; CTC cannot learn the others."""
+    """The utterances that have enough frames for their text. CTC cannot learn the others."""
     texts = _texts(root / "etc" / f"an4_{part}.transcription")
     for name in _lines(root / "etc" / f"an4_{part}.fileids"):
         text = texts.get(Path(name).name)
         if text is None:
-            raise InputError(f"{root}/etc/an4_{part}.transcription says nothing about {name}")
+            raise InputError(f"{root}/etc/an4_{part}.transcription has no text for {name}")
         frames = load(name)
         if len(frames) >= FRAMES_PER_LABEL * labels_needed(text):
             yield Utterance(frames, text)
 
 
 def labels_needed(text: str) -> int:
-    """Frames CTC needs at least: one a label, and a blank between equal ones."""
+    """The minimum number of frames for CTC: one per label, and a blank between equal labels."""
     labels = encode(text)
     return len(labels) + int((labels[1:] == labels[:-1]).sum())
 
@@ -93,5 +93,5 @@ def _texts(path: Path) -> dict[str, str]:
 
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
-        raise MissingDataError(f"AN4 needs {path}, which is not there")
+        raise MissingDataError(f"AN4 needs {path}, which does not exist")
     return [line.strip() for line in path.read_text().splitlines() if line.strip()]

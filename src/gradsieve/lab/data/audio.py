@@ -1,4 +1,4 @@
-"""Recordings as floats in (-1, 1): NIST SPHERE, headerless 16-bit, and WAV files, one channel of 16 kHz."""
+"""Audio files as floats in (-1, 1): NIST SPHERE, headerless 16-bit, and WAV, one channel at 16 kHz."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SPHERE_MAGIC = b"NIST_1A\n"
 
 
 def read_audio(path: Path) -> Wave:
-    """What the file's name ends in decides how it is read."""
+    """Read a file; its suffix decides the format."""
     readers = {".sph": _sphere, ".raw": _raw, ".wav": _wav}
     if path.suffix not in readers:
-        raise InputError(f"{path} is not audio that can be read here; allowed are {', '.join(readers)}")
+        raise InputError(f"{path} must end in one of {', '.join(readers)}")
     samples = readers[path.suffix](path)
     if not len(samples):
         raise InputError(f"{path} has no samples")
@@ -37,7 +37,7 @@ def _raw(path: Path) -> NDArray[np.float64]:
 def _sphere(path: Path) -> NDArray[np.float64]:
     content = path.read_bytes()
     if not content.startswith(SPHERE_MAGIC):
-        raise InputError(f"{path} does not begin as a NIST SPHERE file does")
+        raise InputError(f"{path} is not a NIST SPHERE file: it must start with NIST_1A")
     try:
         header_bytes = int(content[8:16])
         lines = content[16:header_bytes].decode("ascii", "replace").splitlines()
@@ -48,7 +48,7 @@ def _sphere(path: Path) -> NDArray[np.float64]:
     coding = fields.get("sample_coding", "pcm").strip()
     _require(path, rate, int(fields.get("channel_count", "1")), int(fields.get("sample_n_bytes", "2")))
     if coding != "pcm" or order not in ("01", "10"):
-        raise InputError(f"{path} is coded as {coding} {order}; allowed is pcm in order 01 or 10: unpack it first")
+        raise InputError(f"{path} is coded as {coding} {order}; it must be pcm in order 01 or 10: decompress it first")
     body = content[header_bytes:]
     return np.frombuffer(body[: len(body) // 2 * 2], dtype=">i2" if order == "10" else "<i2").astype(np.float64)
 
@@ -65,6 +65,6 @@ def _wav(path: Path) -> NDArray[np.float64]:
 def _require(path: Path, rate: int, channels: int, sample_bytes: int) -> None:
     if (rate, channels, sample_bytes) != (RATE, 1, 2):
         raise InputError(
-            f"{path} has {channels} channels of {rate} Hz, {sample_bytes} bytes a sample; "
-            f"expected 1 channel of {RATE} Hz, 2 bytes a sample"
+            f"{path} has {channels} channels at {rate} Hz with {sample_bytes} bytes per sample; "
+            f"expected 1 channel at {RATE} Hz with 2 bytes per sample"
         )

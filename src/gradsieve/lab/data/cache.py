@@ -1,7 +1,7 @@
-"""The folder where what was fetched or computed once is kept, so that it never has to be made twice or found half made.
+"""The cache: a folder for data that was downloaded or computed once. Its entries are always complete.
 
-`GRADSIEVE_CACHE` names it, else `$XDG_CACHE_HOME/gradsieve`, else `~/.cache/gradsieve`. A folder in it appears by one
-rename when it is complete; of several processes that want the same thing, one makes it and the others wait.
+It is `GRADSIEVE_CACHE`, else `$XDG_CACHE_HOME/gradsieve`, else `~/.cache/gradsieve`. An entry is a folder that appears
+by one rename when it is complete. If several processes need the same entry, one creates it and the others wait.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pathlib import Path
 from gradsieve.errors import InputError
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much is done, and of how much."""
+"""Called with what is being done, the amount done, and the total amount."""
 
 CHUNK_BYTES = 1 << 20
 
 
 class MissingDataError(InputError):
-    """Data is not where it was looked for; the sentence says how to get it."""
+    """Data was not found; the message says how to get it."""
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """A `Progress` that ignores every call."""
 
 
 def cache_folder() -> Path:
-    """Where everything is kept; made by whoever writes first."""
+    """The path of the cache. It need not exist yet."""
     own = os.environ.get("GRADSIEVE_CACHE")
     if own:
         return Path(own).expanduser()
@@ -40,19 +40,20 @@ def cache_folder() -> Path:
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder of this name; if there is none, `make` fills it, in one process only."""
+    """The entry of this name. If it does not exist, `make` fills it, in one process only."""
     target = cache_folder() / name
     if target.is_dir():
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target):
+        with _locked(target):
             if not target.is_dir():
                 _fill(target, make)
     except OSError as error:
-        place = error.filename or target
+        path = error.filename or target
         raise InputError(
-            f"cannot write to the cache, {place}: {error.strerror or error}; set GRADSIEVE_CACHE to a folder with room"
+            f"cannot write to the cache, {path}: {error.strerror or error}; "
+            f"set GRADSIEVE_CACHE to a writable folder with free space"
         ) from None
     return target
 
@@ -68,11 +69,13 @@ def _fill(target: Path, make: Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Hold the lock of this name; the system lets go of it however the process ends."""
+def _locked(target: Path) -> Iterator[None]:
+    """Hold the lock of this entry. The system frees it however the process ends."""
     try:
         import fcntl
-    except ImportError:  # no such locks: the work may be done twice, and the second rename is refused or harmless
+    except (
+        ImportError
+    ):  # no locks on this system: the work may be done twice, and the second rename fails or is harmless
         yield
         return
     with open(target.parent / f".{target.name}.lock", "w") as lock:
@@ -81,7 +84,7 @@ def _alone(target: Path) -> Iterator[None]:
 
 
 def sha256_of(path: Path, progress: Progress = silent) -> str:
-    """The file's checksum, in hexadecimal."""
+    """The file's SHA-256 in hexadecimal."""
     digest, done, total = hashlib.sha256(), 0, path.stat().st_size
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -92,7 +95,7 @@ def sha256_of(path: Path, progress: Progress = silent) -> str:
 
 
 def require_sha256(path: Path, expected: str, progress: Progress = silent) -> None:
-    """Refuse a file that is not the one this code was written for."""
+    """Raise an error if the file is not the expected version."""
     found = sha256_of(path, progress)
     if found != expected:
         raise InputError(f"{path.name} is damaged or another version: its sha256 is {found}, expected {expected}")

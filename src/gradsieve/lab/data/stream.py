@@ -1,11 +1,11 @@
-"""Windows of one long text, in such an order that each batch continues the one before it.
+"""Windows of one long text, ordered so that each batch continues the previous one.
 
-The windows of an epoch are cut into as many columns as there are rows in a step of all ranks; a step takes the next
-window of every column. So a recurrent model can carry its state from step to step. What does not fill a row of all
-columns comes last, as a step of its own or, if it would leave a rank empty, with the last one.
+The windows of an epoch are cut into as many columns as a step of all ranks has rows, and a step takes the next window
+of every column. So a recurrent model can carry its state from step to step. Windows that do not fill all columns come
+last: as a separate step, or, if that would leave a rank without windows, together with the last step.
 
-A state is the list of cuts of this epoch: how many rows, how many ranks, how many steps. Where it is resumed on another
-number of ranks, what is left of all columns is cut anew, and every window still comes once an epoch.
+The state is the list of cuts of this epoch: rows, ranks and steps of each. If a run is resumed on another number of
+ranks, the rest of all columns is cut again, and every window still comes once per epoch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from gradsieve.lab.data.sampler import Draw, Share, require_same_samples
+from gradsieve.lab.data.sampler import Draw, Sampler, Share, require_same_samples
 
 
-class StreamSampler:
-    """The same order every epoch: that of the text, in columns."""
+class StreamSampler(Sampler):
+    """Windows in the order of the text, in columns. The order is the same in every epoch."""
 
     def __init__(self, share: Share) -> None:
         self.share = share
@@ -28,15 +29,16 @@ class StreamSampler:
         self.cuts: list[tuple[int, int, int]] = []
 
     @property
+    @override
     def progress(self) -> float:
-        """Epochs done, with the part of the current one."""
         return self.epoch + 1 - len(self._rest(self.cuts)) / self.share.num_samples
 
     @property
+    @override
     def steps_left(self) -> int:
-        """Steps in the rest of the current epoch."""
         return self.share.steps(len(self._rest(self.cuts)))
 
+    @override
     def __iter__(self) -> Iterator[Draw]:
         epoch, (before, done) = self.epoch, self._current()
         order = self._rest(before)
@@ -52,13 +54,13 @@ class StreamSampler:
             self.epoch, self.cuts = (epoch + 1, []) if last else (epoch, cuts)
             yield Draw(mine, epoch, seed, fresh=step == 0 or not whole)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
         cuts = [list(cut) for cut in self.cuts]
         return {"epoch": self.epoch, "cuts": cuts, "num_samples": self.share.num_samples}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, also on another number of ranks or with another batch size."""
         require_same_samples(state, self.share)
         self.epoch = state["epoch"]
         self.cuts = [(batch, size, steps) for batch, size, steps in state["cuts"]]
@@ -66,13 +68,13 @@ class StreamSampler:
             self.epoch, self.cuts = self.epoch + 1, []
 
     def _current(self) -> tuple[list[tuple[int, int, int]], int]:
-        """Cuts that are over, and the steps done in one that goes on as it was."""
+        """The finished cuts, and the steps done in the current cut if it has the same batch and ranks."""
         if self.cuts and self.cuts[-1][:2] == (self.share.batch, self.share.size):
             return self.cuts[:-1], self.cuts[-1][2]
         return self.cuts, 0
 
     def _rest(self, cuts: list[tuple[int, int, int]]) -> Tensor:
-        """Windows that are left after these cuts, in the order of the text within each column."""
+        """The windows that remain after these cuts, in the order of the text within each column."""
         order = torch.arange(self.share.num_samples)
         for batch, size, steps in cuts:
             rows = batch * size
@@ -83,7 +85,7 @@ class StreamSampler:
 
 
 def _step(order: Tensor, rows: int, length: int, step: int, last: bool) -> tuple[Tensor, bool]:
-    """The windows of a step of all ranks, and whether they are one of each column and no more."""
+    """The windows of a step of all ranks, and whether they are exactly one per column."""
     columns, tail = order[: rows * length].view(rows, length), order[rows * length :]
     if step >= length:
         return tail, False

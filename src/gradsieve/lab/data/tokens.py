@@ -1,7 +1,7 @@
-"""Text as numbers: bytes, words of a fixed vocabulary, or word pieces of a BPE learned from the text itself.
+"""Text as token ids: bytes, words of a fixed vocabulary, or pieces of a BPE learned from the text itself.
 
-Learned vocabularies and the numbers they give are kept in the cache under a hash of the text, so that the second run
-starts at once and all ranks of a machine share one.
+Learned vocabularies and the encoded text are cached under a hash of the text, so that the second run starts
+immediately and all ranks of a machine share them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BYTES = 256
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, UNKNOWN, CLASSIFY, SEPARATE, MASK = range(len(SPECIAL))
 MIN_PIECES = BYTES + len(SPECIAL)
-FORM = 1  # raise when what is cached under a name would come out otherwise
+FORM = 1  # version of the cached data: raise when the same text would give other ids
 
 
 class Tokens(NamedTuple):
-    """One long row each, and how many different numbers there may be."""
+    """Both parts as one long sequence each, and the size of the vocabulary."""
 
     train: Tensor
     test: Tensor
@@ -34,13 +34,13 @@ class Tokens(NamedTuple):
 
 
 def as_bytes(corpus: Corpus) -> Tokens:
-    """The text as it is stored; nothing is learned."""
+    """The bytes of the text."""
     train, test = (torch.from_numpy(np.frombuffer("".join(part).encode(), np.uint8).copy()) for part in corpus)
     return Tokens(train, test, BYTES)
 
 
 def as_words(corpus: Corpus, vocabulary: int) -> Tokens:
-    """Words between blanks; the rarest share one number with words never seen."""
+    """Words separated by blanks. Rare and unknown words share the id 0."""
     words = [" ".join(part).split() for part in corpus]
     frequent = Counter(words[0]).most_common()
     known = [word for word, _ in sorted(frequent, key=lambda pair: (-pair[1], pair[0])) if word != "<unk>"]
@@ -50,9 +50,9 @@ def as_words(corpus: Corpus, vocabulary: int) -> Tokens:
 
 
 def as_pieces(corpus: Corpus, vocabulary: int) -> Tokens:
-    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019); the first five numbers are special, as in BERT."""
+    """Byte-level BPE (Sennrich et al., 2016; Radford et al., 2019). The first five ids are BERT's special tokens."""
     if vocabulary < MIN_PIECES:
-        raise InputError(f"a BPE has at least {MIN_PIECES} pieces, got a vocabulary of {vocabulary}")
+        raise InputError(f"the vocabulary of a BPE must have at least {MIN_PIECES} pieces, got {vocabulary}")
 
     def make(folder: Path) -> None:
         _learn(corpus, vocabulary, folder)

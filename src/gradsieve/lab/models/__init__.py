@@ -1,4 +1,4 @@
-"""The models of the papers and a GPT, one file each. Shapes say how large; `MODELS` has them in several sizes."""
+"""The papers' models and a GPT, one file each. `MODELS` has each of them in several sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradsieve.registry import Registry
 
 __all__ = ["MODELS", "Architecture", "count_parameters"]
 
-BYTES = 256  # the vocabulary of text read byte by byte
+BYTES = 256  # vocabulary of text that is read as bytes
 
 MODELS: Registry[Architecture[Any]] = Registry(
     "model",
@@ -47,14 +47,14 @@ MODELS: Registry[Architecture[Any]] = Registry(
             DeepSpeechShape(),
             DeepSpeechShape(channels=8, hidden=160, layers=2),
             27_569_568,
-            "Deep Speech 2 with one-directional LSTM layers and look-ahead",
+            "Deep Speech 2 with unidirectional LSTM layers and look-ahead",
         ),
         "bert": Architecture(
             Bert,
             BertShape(),
             BertShape(vocabulary=4096, hidden=128, layers=4, heads=4, feedforward=512, positions=128, dropout=0.0),
             133_547_324,
-            "BERT-base with masked-word and next-sentence heads, decoder not shared",
+            "BERT-base with masked-word and next-sentence heads, decoder not tied to the embedding",
             {"medium": BertShape(hidden=256, layers=4, heads=4, feedforward=1024)},  # BERT-mini of Turc et al., 2019
         ),
         "gpt": Architecture(

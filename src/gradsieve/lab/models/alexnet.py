@@ -1,8 +1,8 @@
 """AlexNet in one tower (Krizhevsky, 2014, "One weird trick"): five convolutions, three fully connected layers.
 
-This is the form with 64, 192, 384, 256, 256 channels, no local response norm and 61,100,840 parameters at 1,000
-classes, the one PyTorch users know; the two-tower original of 2012 differs. Images have at least 63x63 pixels; the
-classifier sees 6x6 features at 224x224, and other maps are averaged or repeated to that size.
+This is torchvision's form: 64, 192, 384, 256, 256 channels, no local response norm, and 61,100,840 parameters with
+1,000 classes. The two-tower original of 2012 differs. Images must have at least 63x63 pixels. At 224x224 the classifier
+sees 6x6 features; maps of other sizes are pooled or repeated to that size.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from gradsieve.lab.models.shape import init_convolutions
 
 
 @dataclass(frozen=True)
 class AlexNetShape:
-    """How wide, and what goes in and out."""
+    """Widths, input channels and classes."""
 
-    width: int = 64  # channels of the first convolution; the others follow in proportion
-    hidden: int = 4096  # of the two large layers: most parameters are here
-    pooled: int = 6  # side of the map that the classifier sees: parameters grow with its square
-    dropout: float = 0.5  # more regularizes more and slows the start
+    width: int = 64  # channels of the first convolution; the others scale with it
+    hidden: int = 4096  # width of the two large linear layers, which hold most parameters
+    pooled: int = 6  # side of the feature map that the classifier sees; parameters grow with its square
+    dropout: float = 0.5  # higher regularizes more and slows the start
     channels: int = 3
     classes: int = 1000
 
 
 class AlexNet(nn.Module):
-    """Images of at least 63x63 to scores of classes."""
+    """Maps images of at least 63x63 pixels to class scores."""
 
     def __init__(self, shape: AlexNetShape) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class AlexNet(nn.Module):
             if isinstance(layer, nn.Linear) and layer.out_features == shape.hidden:
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes."""
         scores: Tensor = self.classifier(self.pool(self.features(images)))
         return scores

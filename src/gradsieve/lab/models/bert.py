@@ -1,9 +1,9 @@
 """BERT with both heads of its pre-training (Devlin et al., 2019): masked words and next sentence.
 
-Post-norm encoder; a pooler on the first position for the next-sentence head; a transform, a norm and a decoder for the
-masked words. BERT-base with 30,522 words has 133,547,324 parameters when the decoder has a weight matrix of its own, as
-the Ok-Topk paper counts: embeddings 23,837,184, encoder 85,054,464, pooler 590,592, masked-word head 24,063,546, next-
-sentence head 1,538. Sharing the decoder with the embedding, as the original does, would make it 110,106,428.
+The encoder is post-norm. The next-sentence head has a pooler on the first position, the masked-word head a transform, a
+norm and a decoder. BERT-base with 30,522 words has 133,547,324 parameters if the decoder has its own weight matrix, as
+the Ok-Topk paper counts: embeddings 23,837,184, encoder 85,054,464, pooler 590,592, masked-word head 24,063,546,
+next-sentence head 1,538. With a decoder tied to the embedding, as in the original, it would have 110,106,428.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 EPSILON = 1e-12
-SPREAD = 0.02  # standard deviation of fresh weights
+SPREAD = 0.02  # standard deviation of initial weights
 
 
 @dataclass(frozen=True)
 class BertShape:
-    """How large, and how many words there are."""
+    """Layers, widths and vocabulary."""
 
     vocabulary: int = 30_522
-    hidden: int = 768  # more learns more; time grows with its square
+    hidden: int = 768  # wider learns more; time grows with its square
     layers: int = 12
     heads: int = 12
     feedforward: int = 3072
-    positions: int = 512  # the longest sequence
-    dropout: float = 0.1  # more regularizes more
+    positions: int = 512  # maximum sequence length
+    dropout: float = 0.1  # higher regularizes more
 
 
 class Bert(nn.Module):
-    """Word pieces of two segments to scores of words at chosen places, and of one segment following the other."""
+    """Maps word pieces of two segments to word scores at masked positions and to next-sentence scores."""
 
     def __init__(self, shape: BertShape) -> None:
         super().__init__()
@@ -49,16 +50,17 @@ class Bert(nn.Module):
         self.decoder = nn.Linear(hidden, shape.vocabulary)
         self.apply(_init)
 
-    def forward(self, tokens: Tensor, segments: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of words at `places` of the flattened (batch, time) grid, and of (follows, does not) a sequence."""
+    @override
+    def forward(self, tokens: Tensor, segments: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
+        """Word scores at the positions `masked` of the flattened (batch, time) grid; (follows, does not) per row."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         features = self.words(tokens) + self.positions(positions) + self.segments(segments)
         features = self.dropout(self.norm(features))
         for layer in self.encoder:
             features = layer(features)
         follows: Tensor = self.next_head(self.pooler(features[:, 0]).tanh())
-        chosen = features.flatten(0, 1)[places]
-        return self.decoder(self.transform(chosen)), follows
+        at_masked = features.flatten(0, 1)[masked]
+        return self.decoder(self.transform(at_masked)), follows
 
 
 class _Layer(nn.Module):
@@ -72,8 +74,8 @@ class _Layer(nn.Module):
         self.norm = nn.LayerNorm(hidden, eps=EPSILON)
         self.dropout = nn.Dropout(shape.dropout)
 
+    @override
     def forward(self, features: Tensor) -> Tensor:
-        """Attend, then transform each position."""
         query, key, value = (
             project(features).unflatten(2, (self.heads, -1)).transpose(1, 2)
             for project in (self.query, self.key, self.value)

@@ -1,13 +1,14 @@
-"""Speech to characters after Deep Speech 2 (Amodei et al., 2015), in the one-directional form the papers count.
+"""Speech to characters after Deep Speech 2 (Amodei et al., 2015), in the unidirectional form that the papers count.
 
 1. Two convolutions over (frequency, time) with batch norm; the first halves time, both halve frequency.
-2. Five LSTM layers of 800, one direction, batch norm before all but the first.
+2. Five unidirectional LSTM layers of 800, with batch norm before each except the first.
 3. A look-ahead convolution: each feature sees itself and 20 frames ahead (Wang et al., 2016).
 4. Batch norm and a linear layer without bias to 29 labels: blank, apostrophe, A to Z, space.
 
-From 161 frequencies (20 ms at 16 kHz) that is 27,569,568 parameters: 251,168 in 1, 27,276,800 in 2, 16,800 in 3, 24,800
-in 4. Other features than 161 change only the width of the first LSTM layer's input. Padding is masked after every
-convolution and left out of the norms from 2 on, so a trained model answers the same whatever comes with a recording.
+With 161 frequencies (20 ms at 16 kHz) it has 27,569,568 parameters: 251,168 in 1, 27,276,800 in 2, 16,800 in 3, 24,800
+in 4. Another number of features changes only the input width of the first LSTM layer. Padding is masked after every
+convolution and excluded from the norms from 2 on, so the output for a recording does not depend on the rest of its
+batch.
 """
 
 from __future__ import annotations
@@ -17,26 +18,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 KERNELS = ((41, 11), (21, 11))  # (frequency, time) of the two convolutions
 STRIDES = ((2, 2), (2, 1))
-CEILING = 20.0  # of the clipped rectifier
+CEILING = 20.0  # upper limit of the clipped ReLU
 
 
 @dataclass(frozen=True)
 class DeepSpeechShape:
-    """How large, and what goes in and out."""
+    """Layers, widths, input features and labels."""
 
-    features: int = 161  # values a frame
-    labels: int = 29  # characters and the blank
+    features: int = 161  # values per frame
+    labels: int = 29  # characters, including the blank
     channels: int = 32  # of the convolutions
-    hidden: int = 800  # more learns more; time grows with its square
+    hidden: int = 800  # wider learns more; time grows with its square
     layers: int = 5
-    lookahead: int = 20  # frames ahead that an output may see: more knows more, answers later
+    lookahead: int = 20  # future frames that an output may see; more is more accurate, with more delay
 
 
 class DeepSpeech(nn.Module):
-    """Frames of features to log-probabilities of labels, for CTC."""
+    """Maps frames of features to log-probabilities of labels, for CTC."""
 
     def __init__(self, shape: DeepSpeechShape) -> None:
         super().__init__()
@@ -54,8 +56,9 @@ class DeepSpeech(nn.Module):
         self.ahead = nn.Conv1d(shape.hidden, shape.hidden, taps, groups=shape.hidden, bias=False)
         self.head = nn.Linear(shape.hidden, shape.labels, bias=False)
 
+    @override
     def forward(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(batch, time, features) with so many frames each, to (batch, time/2, labels) and their lengths."""
+        """Maps (batch, time, features) and the lengths in frames to (batch, time/2, labels) and its lengths."""
         planes = frames.transpose(1, 2).unsqueeze(1)
         inside = _inside(lengths, frames.shape[1])
         for convolution, norm, stride in zip(self.convolutions, self.plane_norms, STRIDES, strict=True):
@@ -81,7 +84,7 @@ def _inside(lengths: Tensor, time: int) -> Tensor:
 
 
 def _normed(norm: nn.Module, features: Tensor, inside: Tensor) -> Tensor:
-    """Batch norm over the frames inside; zeros elsewhere."""
+    """Batch norm over the frames inside the recordings; zeros elsewhere."""
     normed = torch.zeros_like(features)
     normed[inside] = norm(features[inside])
     return normed

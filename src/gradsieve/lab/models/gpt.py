@@ -1,8 +1,8 @@
 """GPT: a decoder-only transformer in the form of GPT-2 (Radford et al., 2019), without biases and dropout.
 
-Layer norms come before attention and before the feed-forward part, and once more at the end. Positions are learned. The
-output head is the embedding matrix. Only layer norms have biases. Weights start normal with a standard deviation of
-0.02; the two projections of a block that add to the residual stream start smaller by sqrt(2 * layers), so that the
+Layer norms come before attention, before the feed-forward part, and at the end. Positions are learned. The output head
+is tied to the embedding. Only layer norms have biases. Initial weights are normal with a standard deviation of 0.02. In
+a block, the two projections that add to the residual stream are smaller by a factor of sqrt(2 * layers), so that the
 stream's variance does not grow with depth.
 
 With a vocabulary V, context C, width W and L layers the parameters are V W + C W + L (12 W W + 4 W) + 2 W: 124,356,864
@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 
 SPREAD = 0.02  # standard deviation of initial weights
-WIDENING = 4  # width of the feed-forward part, in widths of the model
+WIDENING = 4  # width of the feed-forward part relative to the model's
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class GptShape:
     """Layers, widths and vocabulary; the defaults are those of GPT-2 small."""
 
     vocabulary: int = 50_257
-    context: int = 1024  # the longest sequence
-    width: int = 768  # more learns more; time grows with its square
+    context: int = 1024  # maximum sequence length
+    width: int = 768  # wider learns more; time grows with its square
     layers: int = 12
     heads: int = 12
 
@@ -39,7 +40,7 @@ class GptShape:
 
 
 class Gpt(nn.Module):
-    """Tokens to scores of the token that follows each."""
+    """Maps tokens to scores of each next token."""
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
@@ -49,6 +50,7 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
         self._init_weights(shape.layers)
 
+    @override
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores (batch, time, vocabulary) for (batch, time) tokens."""
         time, context = tokens.shape[1], self.positions.num_embeddings
@@ -77,6 +79,7 @@ class _Block(nn.Module):
         self.widen = nn.Linear(width, WIDENING * width, bias=False)
         self.narrow = nn.Linear(WIDENING * width, width, bias=False)
 
+    @override
     def forward(self, features: Tensor) -> Tensor:
         features = features + self._attend(self.attention_norm(features))
         widened = functional.gelu(self.widen(self.feedforward_norm(features)))
@@ -94,6 +97,6 @@ class _Block(nn.Module):
 
 
 def count_gpt_parameters(shape: GptShape) -> int:
-    """The closed form above."""
+    """The closed form in the module's docstring."""
     blocks = shape.layers * (12 * shape.width**2 + 4 * shape.width)
     return (shape.vocabulary + shape.context + 2) * shape.width + blocks

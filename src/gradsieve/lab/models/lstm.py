@@ -1,6 +1,6 @@
-"""LSTM language model in the large shape of Zaremba et al., 2014: what the gTop-k paper trains on Penn Treebank.
+"""LSTM language model in the large shape of Zaremba et al., 2014, which the gTop-k paper trains on Penn Treebank.
 
-Embedding, two LSTM layers of 1,500, dropout before, between and after them, a softmax with weights of its own. With a
+Embedding, two LSTM layers of 1,500, dropout before, between and after them, a softmax with its own weights. With a
 vocabulary V, embedding E, hidden H and L layers the parameters are V E + (4 H (E + H) + 8 H) + (L - 1)(8 H H + 8 H) +
 V H + V: 66,034,000 in the paper's shape.
 """
@@ -10,25 +10,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 Carry = tuple[Tensor, Tensor]
-"""Hidden and cell state of all layers: what one window of text hands to the next."""
+"""Hidden and cell state of all layers, carried from one window of text to the next."""
 
 
 @dataclass(frozen=True)
 class LstmShape:
-    """How large, and how many symbols there are."""
+    """Layers, widths and vocabulary."""
 
     vocabulary: int = 10_000
     embedding: int = 1500
-    hidden: int = 1500  # more learns more; time grows with its square
+    hidden: int = 1500  # wider learns more; time grows with its square
     layers: int = 2
-    dropout: float = 0.65  # more regularizes more and slows the start
-    spread: float = 0.04  # weights start uniform in (-spread, spread)
+    dropout: float = 0.65  # higher regularizes more and slows the start
+    spread: float = 0.04  # initial weights are uniform in (-spread, spread)
 
 
 class LstmLanguageModel(nn.Module):
-    """Symbols to scores of the symbol that follows each."""
+    """Maps symbols to scores of each next symbol."""
 
     def __init__(self, shape: LstmShape) -> None:
         super().__init__()
@@ -40,14 +41,15 @@ class LstmLanguageModel(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -shape.spread, shape.spread)
 
+    @override
     def forward(self, tokens: Tensor, carry: Carry | None = None) -> tuple[Tensor, Carry]:
-        """Scores for (batch, time) symbols, and the state after the last; no state means a fresh start."""
+        """Scores for (batch, time) symbols, and the state after the last one. The initial state is zero by default."""
         features, after = self.lstm(self.dropout(self.embedding(tokens)), carry)
         return self.head(self.dropout(features)), after
 
 
 def count_lstm_parameters(shape: LstmShape) -> int:
-    """The closed form above."""
+    """The closed form in the module's docstring."""
     gates = 4 * shape.hidden
     first = gates * (shape.embedding + shape.hidden) + 2 * gates
     others = (shape.layers - 1) * (2 * gates * shape.hidden + 2 * gates)

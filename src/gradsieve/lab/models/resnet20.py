@@ -1,8 +1,8 @@
 """ResNet-20 for small images (He et al., 2016, section 4.2): three stages of 16, 32 and 64 channels.
 
 A stage has `blocks` pairs of 3x3 convolutions. Where channels double, the shortcut takes every second pixel and pads
-new channels with zeros (the paper's option A), so it has no parameters: 269,722 in all. The variant with 1x1
-convolutions in its shortcuts has 272,474; it is not this one.
+the new channels with zeros (the paper's option A), so it has no parameters. The model has 269,722; the variant with 1x1
+convolutions in its shortcuts has 272,474.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from gradsieve.lab.models.shape import init_convolutions
 
 
 @dataclass(frozen=True)
 class ResNet20Shape:
-    """Depth is 6 * blocks + 2."""
+    """Blocks, width, input channels and classes. The depth is 6 * blocks + 2."""
 
-    blocks: int = 3  # more is deeper: 3 is ResNet-20, 1 is ResNet-8
-    width: int = 16  # more learns more; time and parameters grow with its square
+    blocks: int = 3  # per stage: 3 is ResNet-20, 1 is ResNet-8
+    width: int = 16  # wider learns more; time and parameters grow with its square
     channels: int = 3
     classes: int = 10
 
 
 class ResNet20(nn.Module):
-    """Images to scores of classes."""
+    """Maps images to class scores."""
 
     def __init__(self, shape: ResNet20Shape) -> None:
         super().__init__()
@@ -42,8 +43,8 @@ class ResNet20(nn.Module):
         self.classifier = nn.Linear(before, shape.classes)
         init_convolutions(self)
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes."""
         scores: Tensor = self.classifier(self.features(images))
         return scores
 
@@ -55,8 +56,8 @@ class _Block(nn.Module):
         self.first, self.first_norm = _convolution(before, after, stride), nn.BatchNorm2d(after)
         self.second, self.second_norm = _convolution(after, after, 1), nn.BatchNorm2d(after)
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """What is added, and the shortcut."""
         added = functional.relu(self.first_norm(self.first(images)))
         added = self.second_norm(self.second(added))
         shortcut = images[:, :, :: self.stride, :: self.stride]

@@ -1,8 +1,8 @@
-"""ResNet-50 for large images (He et al., 2016): four stages of bottlenecks, 3, 4, 6 and 3 of them.
+"""ResNet-50 for large images (He et al., 2016): four stages of 3, 4, 6 and 3 bottlenecks.
 
-The stride sits in the 3x3 convolution of a bottleneck, as common today (the paper has it in the first 1x1); the number
-of parameters is the same, 25,557,032 with 1,000 classes. The last norm of a bottleneck starts at zero, so that a fresh
-model is shallow and trains at once (Goyal et al., 2017).
+The stride is in the 3x3 convolution of a bottleneck, as is common today; the paper has it in the first 1x1. The number
+of parameters is the same, 25,557,032 with 1,000 classes. The last norm of a bottleneck is initialized to zero, so that
+an untrained model acts as a shallow one and learns from the start (Goyal et al., 2017).
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from gradsieve.lab.models.shape import init_convolutions
 
-EXPANSION = 4  # a bottleneck's outer channels to its inner ones
+EXPANSION = 4  # ratio of a bottleneck's outer to its inner channels
 
 
 @dataclass(frozen=True)
 class ResNet50Shape:
-    """How deep, how wide, and what goes in and out."""
+    """Depth, width, input channels and classes."""
 
-    blocks: tuple[int, ...] = (3, 4, 6, 3)  # bottlenecks in each stage: more is deeper
-    width: int = 64  # inner channels of the first stage: more learns more; time grows with its square
+    blocks: tuple[int, ...] = (3, 4, 6, 3)  # bottlenecks per stage
+    width: int = 64  # inner channels of the first stage; wider learns more; time grows with its square
     channels: int = 3
     classes: int = 1000
 
 
 class ResNet50(nn.Module):
-    """Images to scores of classes."""
+    """Maps images to class scores."""
 
     def __init__(self, shape: ResNet50Shape) -> None:
         super().__init__()
@@ -51,8 +52,8 @@ class ResNet50(nn.Module):
             if isinstance(module, _Bottleneck):
                 nn.init.zeros_(module.expand_norm.weight)
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes."""
         scores: Tensor = self.classifier(self.features(images))
         return scores
 
@@ -71,8 +72,8 @@ class _Bottleneck(nn.Module):
             project = nn.Conv2d(before, after, 1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(project, nn.BatchNorm2d(after))
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """What is added, and the shortcut."""
         added = functional.relu(self.reduce_norm(self.reduce(images)))
         added = functional.relu(self.middle_norm(self.middle(added)))
         added = self.expand_norm(self.expand(added))

@@ -1,4 +1,4 @@
-"""What every model of the laboratory has in common: a shape in some sizes, and a start that a seed decides."""
+"""What all models of the laboratory share: shapes in several sizes, and an initialization decided by a seed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Architecture(Generic[S]):
-    """A model in the size of the papers, in one that trains in minutes on two cores, and some in between."""
+    """A model in several sizes: the papers', a small one that trains within minutes on two cores, others in between."""
 
-    make: Callable[[S], nn.Module]  # a shape in, a model out
+    make: Callable[[S], nn.Module]  # builds a model from a shape
     paper: S
     small: S
-    num_parameters: int  # of the paper's size; tests hold the model to it
+    num_parameters: int  # of the paper's size; checked by the tests
     description: str
     between: Mapping[str, S] = field(default_factory=dict)  # sizes between small and paper, by name
 
@@ -31,7 +31,7 @@ class Architecture(Generic[S]):
         return {"small": self.small, **self.between, "paper": self.paper}
 
     def shape(self, size: str, **fields: Any) -> S:
-        """The shape of this size, with what the data decides (classes, vocabulary, features) put in."""
+        """The shape of this size, with fields that depend on the data: classes, vocabulary, features."""
         if size not in self.sizes:
             raise InputError(f"size of {self.description} must be one of {', '.join(self.sizes)}, got {size!r}")
         chosen: Any = self.sizes[size]
@@ -39,19 +39,19 @@ class Architecture(Generic[S]):
         return changed
 
     def build(self, shape: S, seed: int) -> nn.Module:
-        """The same on every rank, without touching the global generator."""
+        """A model that is equal on every rank. The global random state does not change."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.make(shape)
 
 
 def count_parameters(model: nn.Module) -> int:
-    """What is trained, each once."""
+    """The number of trained parameters, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def init_convolutions(model: nn.Module) -> None:
-    """Normal weights that keep the variance through rectifiers (He et al., 2015); norms start as the identity."""
+    """Normal weights that keep the variance through ReLUs (He et al., 2015). Norms start as the identity."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,8 +1,8 @@
 """VGG-16 for small images: thirteen convolutions with batch norm and one fully connected layer.
 
 Simonyan and Zisserman, 2015, in the form that the Ok-Topk and gTop-k papers train on CIFAR-10: 3x3 convolutions with a
-bias, each followed by batch norm; five poolings take 32x32 to 1x1; 512 features go straight to the classes.
-Parameters: 14,714,688 in convolutions, 8,448 in norms, 5,130 in the last layer.
+bias, each followed by batch norm. Five poolings reduce 32x32 to 1x1, and one linear layer maps 512 features to the
+classes. Parameters: 14,714,688 in convolutions, 8,448 in norms, 5,130 in the last layer.
 """
 
 from __future__ import annotations
@@ -11,23 +11,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from gradsieve.lab.models.shape import init_convolutions
 
-STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # (times the width, how many convolutions), then a pooling
+STAGES = (
+    (1, 2),
+    (2, 2),
+    (4, 3),
+    (8, 3),
+    (8, 3),
+)  # (multiple of the width, number of convolutions), then a pooling
 
 
 @dataclass(frozen=True)
 class VggShape:
-    """How wide it is, and what goes in and out."""
+    """Width, input channels and classes."""
 
-    width: int = 64  # more learns more; time and parameters grow with its square
+    width: int = 64  # wider learns more; time and parameters grow with its square
     channels: int = 3
     classes: int = 10
 
 
 class Vgg16(nn.Module):
-    """Images of at least 32x32 to scores of classes."""
+    """Maps images of at least 32x32 pixels to class scores."""
 
     def __init__(self, shape: VggShape) -> None:
         super().__init__()
@@ -35,8 +42,8 @@ class Vgg16(nn.Module):
         self.classifier = nn.Linear(STAGES[-1][0] * shape.width, shape.classes)
         init_convolutions(self)
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes."""
         scores: Tensor = self.classifier(self.features(images))
         return scores
 

@@ -1,6 +1,6 @@
 """Real slow networks on one machine: hosts are network namespaces, links are limited by the kernel.
 
-Linux and root only. `Network` is the way in for benchmarks and tests, `gradsieve lab` the one for people.
+Linux and root only. Benchmarks and tests use `Network`, the command line is `gradsieve lab`.
 """
 
 from gradsieve.lab.network.counters import Counters, interface_counters

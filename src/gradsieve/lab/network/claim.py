@@ -1,7 +1,7 @@
-"""Who has which laboratory: a file with exactly what was created, and a lock that ends with its holder.
+"""Which process owns which laboratory: a state file that lists what was created, and a lock.
 
-The file is written before the first namespace is created and removed after the last is gone. So whatever a killed
-process leaves behind is known, and nothing else is ever touched. The kernel frees the lock of a process that dies.
+The file is written before the first namespace is created and removed after the last one is gone. So everything that a
+killed process leaves behind is known, and nothing else is ever touched. The kernel frees the lock of a dead process.
 """
 
 from __future__ import annotations
@@ -23,36 +23,35 @@ from gradsieve.lab.network.switch import Site
 from gradsieve.lab.network.topology import Topology
 
 FOLDER = Path("/run/gradsieve")
-ORPHAN_SECONDS = 2.0  # a child that a killed holder was just starting keeps the lock for a moment
+ORPHAN_SECONDS = 2.0  # a child that a killed owner was just starting keeps the lock for a moment
 NAME_FORM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a state file says."""
+    """The content of a state file."""
 
     name: str
     site: Site
-    process: int  # that built it
-    stays: bool  # up until `down`, and not only as long as that process
+    process: int  # id of the process that built it
+    stays: bool  # until `lab down`, not only for the lifetime of that process
     complete: bool = False
 
     @classmethod
     def fresh(cls, name: str, topology: Topology, *, stays: bool) -> Claim:
-        """A claim on names that nobody else has."""
+        """A claim with a new random identity, so that its names are unused."""
         return cls(name, Site(secrets.token_hex(4), topology), os.getpid(), stays)
 
     @property
     def is_up(self) -> bool:
-        """Built, and meant to be there without its builder."""
+        """Whether it is built and stays without the process that built it."""
         return self.complete and self.stays
 
     def completed(self) -> Claim:
-        """After building."""
         return replace(self, complete=True)
 
     def write(self) -> None:
-        """To disk, whole or not at all."""
+        """Write the state file atomically."""
         content = {
             "name": self.name,
             "identity": self.site.identity,
@@ -66,12 +65,12 @@ class Claim:
         draft.replace(_path(self.name))
 
     def forget(self) -> None:
-        """After everything is removed."""
+        """Remove the state file, after everything it lists was removed."""
         _path(self.name).unlink(missing_ok=True)
 
 
 def read_claim(name: str) -> Claim | None:
-    """What is there under this name, if anything."""
+    """The claim of this name, or None if there is no state file."""
     try:
         known = json.loads(_path(name).read_text())
         topology = Topology(tuple(known["topology"]["rates"]), known["topology"]["latency_seconds"])
@@ -84,20 +83,23 @@ def read_claim(name: str) -> Claim | None:
 
 
 def known_names() -> list[str]:
-    """All laboratories that are there or were left behind."""
+    """Names of all laboratories that are up or were left behind."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def check_name(name: str) -> str:
-    """Names become file names."""
+    """Return the name if it can be a file name, raise otherwise."""
     if not NAME_FORM.fullmatch(name):
-        raise InputError(f"a laboratory's name is made of a-z, 0-9, '-', '_' and '.', at most 32, got {name!r}")
+        raise InputError(
+            f"a laboratory's name must start with a-z or 0-9 and have at most 32 characters of a-z, 0-9, '-', '_' "
+            f"and '.', got {name!r}"
+        )
     return name
 
 
 @contextmanager
 def held(name: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold a laboratory's lock; refuse if somebody else does."""
+    """Hold a laboratory's lock; raise if another process holds it."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{check_name(name)}.lock"
     descriptor = _locked(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -110,7 +112,10 @@ def held(name: str, *, shared: bool = False) -> Iterator[None]:
 
 
 def _locked(path: Path, kind: int) -> int:
-    """The locked file, with our number in it; the one that is there now, not one that was just removed."""
+    """Open and lock the file and write our process id to it. Returns its descriptor.
+
+    Repeats if the file was removed between opening and locking.
+    """
     deadline = time.monotonic() + ORPHAN_SECONDS
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -126,14 +131,14 @@ def _locked(path: Path, kind: int) -> int:
                 os.close(descriptor)
                 raise NetworkError(
                     f"the laboratory {path.stem!r} is in use by process {holder}: "
-                    "wait for it or end it, or take another --name"
+                    "wait for it, end it, or use another --name"
                 ) from None
             time.sleep(0.02)
         os.close(descriptor)
 
 
 def is_held(name: str) -> bool:
-    """Whether somebody holds the lock."""
+    """Whether any process holds the lock."""
     try:
         with held(name, shared=False):
             return False

@@ -1,4 +1,4 @@
-"""A command run in several hosts at once: output line by line, all ended when one fails."""
+"""One command, run in several hosts at once: output line by line, all ended when one fails."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DEFAULT_PORT = 29500
 GRACE_SECONDS = 5.0
 
 Line = Callable[[int, str, bool], None]
-"""Told the host, a line of its output, and whether it came from stderr."""
+"""Called with the host, a line of its output, and whether the line came from stderr."""
 
 
 def rank_environment(site: Site, host: int, port: int = DEFAULT_PORT) -> dict[str, str]:
-    """What torch's `env://` needs, and which interface to use."""
+    """Environment variables for torch's `env://` and for Gloo's interface."""
     return {
         "RANK": str(host),
         "LOCAL_RANK": "0",
@@ -39,36 +39,36 @@ def rank_environment(site: Site, host: int, port: int = DEFAULT_PORT) -> dict[st
 def run_command(
     site: Site, command: Sequence[str], hosts: Sequence[int], on_line: Line, port: int = DEFAULT_PORT
 ) -> int:
-    """Run it in these hosts to its end; the exit code of whichever failed first, 0 if none did.
+    """Run the command in these hosts. Returns the exit code of the first one to fail, or 0.
 
-    However this ends, nothing it started is left running: also what the commands themselves put in the background.
+    However this ends, nothing it started is left running, including background processes of the commands.
     """
     if not command:
         raise InputError("no command to run: gradsieve lab run -- python train.py")
-    crew = _Crew(on_line)
+    commands = _Commands(on_line)
     try:
         with held_back(signal.SIGINT, signal.SIGTERM):
             for host in hosts:
                 environment = {**os.environ, **rank_environment(site, site.topology.check_host(host), port)}
-                crew.start(host, site.hosts[host].command(list(command)), environment)
-        return crew.first_failure()
+                commands.start(host, site.hosts[host].command(list(command)), environment)
+        return commands.first_failure()
     finally:
-        crew.dismiss()
+        commands.stop()
 
 
-class _Crew:
-    """The processes, each the leader of its own group, and the threads that listen to them."""
+class _Commands:
+    """The processes, each the leader of its own process group, and the threads that read their output."""
 
     def __init__(self, on_line: Line) -> None:
         self.on_line = on_line
         self.processes: list[subprocess.Popen[str]] = []
-        self.listeners: list[threading.Thread] = []
+        self.readers: list[threading.Thread] = []
         self.ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self.speaking = threading.Lock()
+        self.output_lock = threading.Lock()
 
     def start(self, host: int, command: list[str], environment: Mapping[str, str]) -> None:
         pipe = subprocess.PIPE
-        # In a session of its own: Ctrl-C comes to us only, and we pass it on.
+        # In its own session: the terminal sends Ctrl-C only to us, and we end the processes.
         process = subprocess.Popen(
             command,
             env=environment,
@@ -78,16 +78,16 @@ class _Crew:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=_hear_signals,
+            preexec_fn=_unblock_signals,
         )
         self.processes.append(process)
         assert process.stdout is not None
         assert process.stderr is not None
         for stream, is_error in ((process.stdout, False), (process.stderr, True)):
-            listener = threading.Thread(target=self._listen, args=(host, stream, is_error), daemon=True)
-            listener.start()
-            self.listeners.append(listener)
-        threading.Thread(target=self._await, args=(process.pid,), daemon=True).start()
+            reader = threading.Thread(target=self._read, args=(host, stream, is_error), daemon=True)
+            reader.start()
+            self.readers.append(reader)
+        threading.Thread(target=self._wait_for, args=(process.pid,), daemon=True).start()
 
     def first_failure(self) -> int:
         for _ in self.processes:
@@ -96,8 +96,11 @@ class _Crew:
                 return code
         return 0
 
-    def dismiss(self) -> None:
-        """End all groups, politely first. Leaders are not reaped before, so their numbers are still theirs."""
+    def stop(self) -> None:
+        """End all process groups: SIGTERM first, then SIGKILL.
+
+        Group leaders are not reaped before that, so no other process can have their ids.
+        """
         with held_back(signal.SIGINT, signal.SIGTERM):
             self._signal(signal.SIGTERM)
             deadline = time.monotonic() + GRACE_SECONDS
@@ -106,8 +109,8 @@ class _Crew:
             self._signal(signal.SIGKILL)
             for process in self.processes:
                 process.wait()
-            for listener in self.listeners:
-                listener.join(GRACE_SECONDS)
+            for reader in self.readers:
+                reader.join(GRACE_SECONDS)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self.processes:
@@ -118,20 +121,20 @@ class _Crew:
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return any(os.waitid(os.P_PID, process.pid, options) is None for process in self.processes)
 
-    def _await(self, process: int) -> None:
+    def _wait_for(self, process: int) -> None:
         with suppress(ChildProcessError):
             ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
             assert ended is not None
             by_itself = ended.si_code == os.CLD_EXITED
             self.ended.put(ended.si_status if by_itself else 128 + ended.si_status)
 
-    def _listen(self, host: int, stream: IO[str], is_error: bool) -> None:
+    def _read(self, host: int, stream: IO[str], is_error: bool) -> None:
         with stream:
             for line in stream:
-                with self.speaking:
+                with self.output_lock:
                     self.on_line(host, line.rstrip("\n"), is_error)
 
 
-def _hear_signals() -> None:
-    """What we hold back while starting must not stay blocked in what we start."""
+def _unblock_signals() -> None:
+    """The parent blocks these signals while it starts processes. The processes must not inherit that."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])

@@ -1,7 +1,7 @@
-"""What goes wrong with networks."""
+"""The error of the network laboratory."""
 
 from gradsieve.errors import GradsieveError
 
 
 class NetworkError(GradsieveError, RuntimeError):
-    """The laboratory's network could not be built, used or removed; the sentence says why and what helps."""
+    """The laboratory's network could not be built, used or removed; the message says why, and the remedy."""

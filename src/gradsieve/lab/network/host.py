@@ -1,4 +1,4 @@
-"""A host: a network namespace, what runs in it, and how a process moves in."""
+"""A host: a network namespace and the processes in it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ GRACE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Host:
-    """One namespace by its name."""
+    """A network namespace by its name."""
 
     namespace: str
 
     def enter(self) -> None:
-        """Move the calling thread in; threads and sockets it makes afterwards are inside, earlier ones are not."""
+        """Move the calling thread into the host. Only threads and sockets that it creates later are inside too."""
         libc = ctypes.CDLL(None, use_errno=True)  # os.setns came with Python 3.12
         try:
             descriptor = os.open(NAMESPACES / self.namespace, os.O_RDONLY | os.O_CLOEXEC)
@@ -40,21 +40,20 @@ class Host:
             os.close(descriptor)
 
     def command(self, command: list[str]) -> list[str]:
-        """The command that runs a command inside."""
+        """The command line that runs `command` inside the host."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def counters(self) -> Counters:
-        """Of the host's interface, from anywhere."""
+        """Counts of the host's interface; can be called from outside the host."""
         (link,) = ip_json("-n", self.namespace, "-s", "link", "show", "dev", INTERFACE)
         received, sent = link["stats64"]["rx"], link["stats64"]["tx"]
         return Counters(received["bytes"], received["packets"], sent["bytes"], sent["packets"])
 
     def exists(self) -> bool:
-        """Whether the namespace is there."""
         return (NAMESPACES / self.namespace).exists()
 
     def processes(self) -> list[int]:
-        """Process ids of what runs inside."""
+        """Ids of the processes inside."""
         return [int(line) for line in ip("netns", "pids", self.namespace).split()] if self.exists() else []
 
     def kill(self) -> None:
@@ -62,7 +61,7 @@ class Host:
         self._signal(signal.SIGKILL)
 
     def empty(self) -> None:
-        """End what runs inside, politely first: a namespace lives on until the last process leaves it."""
+        """End all processes inside, by SIGTERM and then SIGKILL: a namespace exists until its last process ends."""
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
         while self.processes() and time.monotonic() < deadline:
@@ -75,7 +74,7 @@ class Host:
                 self._signal_one(process, number)
 
     def _signal_one(self, process: int, number: int) -> None:
-        """By a handle that stays with the process: its number may have gone to another meanwhile."""
+        """Signal through a pidfd: by now, the id may belong to another process."""
         handle = os.pidfd_open(process)
         try:
             inside = os.stat(NAMESPACES / self.namespace).st_ino == os.stat(f"/proc/{process}/ns/net").st_ino

@@ -1,4 +1,4 @@
-"""The system's own tools for networks: `ip` and `tc`."""
+"""The tools of iproute2: `ip` and `tc`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMEOUT_SECONDS = 30.0
 
 
 def require_tools() -> None:
-    """Say at once, in one sentence, what is missing."""
+    """Raise an error that names what is missing: Linux, root, or a tool."""
     if not sys.platform.startswith("linux"):
         raise NetworkError(f"the network laboratory needs Linux, this is {sys.platform}")
     if os.geteuid() != 0:
@@ -26,22 +26,20 @@ def require_tools() -> None:
 
 
 def ip(*arguments: str) -> str:
-    """Run `ip`; what it printed."""
+    """Run `ip` and return its output."""
     return _run("ip", *arguments)
 
 
 def tc(*arguments: str) -> str:
-    """Run `tc`; what it printed."""
+    """Run `tc` and return its output."""
     return _run("tc", *arguments)
 
 
 def ip_json(*arguments: str) -> Any:
-    """Run `ip -json`."""
     return json.loads(ip("-json", *arguments) or "[]")
 
 
 def tc_json(*arguments: str) -> Any:
-    """Run `tc -json`."""
     return json.loads(tc("-json", *arguments) or "[]")
 
 
@@ -57,5 +55,5 @@ def _run(tool: str, *arguments: str) -> str:
 
 
 def _path(tool: str) -> str | None:
-    # Not every user's path has the folders where administrators' tools are.
+    # /sbin is not on every user's PATH.
     return shutil.which(tool, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")

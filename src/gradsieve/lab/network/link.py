@@ -1,4 +1,4 @@
-"""The cable between a host and the switch: its speed, and faults on it."""
+"""The link between a host and the switch: its rate, and faults on it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gradsieve.lab.network.topology import INTERFACE
 
 @dataclass(frozen=True)
 class Link:
-    """Both ends: the host's interface and the switch's port. Changes take effect at once, also while ranks run."""
+    """Both ends: the host's interface and the switch's port. Changes take effect immediately, also while ranks run."""
 
     host_namespace: str
     switch_namespace: str
     port: str
 
     def down(self) -> None:
-        """Pull the cable. Packets are lost silently, as on a real network; connections stay open and wait."""
+        """Pull the cable. Packets are lost silently, as on a real network. Connections stay open and wait."""
         ip("-n", self.switch_namespace, "link", "set", self.port, "down")
 
     def up(self) -> None:
-        """Plug it in again."""
+        """Plug the cable in again."""
         ip("-n", self.switch_namespace, "link", "set", self.port, "up")
 
     def drop(self, seconds: float) -> None:
-        """Down for that long, and up again also if interrupted."""
+        """Take the link down for some seconds. It comes up again even after an interrupt."""
         self.down()
         try:
             time.sleep(seconds)
@@ -36,7 +36,7 @@ class Link:
             self.up()
 
     def set_rate(self, rate: str | Rate) -> None:
-        """Limit both directions, each where it is sent from."""
+        """Limit both directions, each at its sender."""
         limit = rate if isinstance(rate, Rate) else Rate.parse(rate)
         for namespace, interface in self._ends():
             ip("-n", namespace, "link", "set", interface, "gso_max_size", str(limit.packet_bytes))
@@ -46,12 +46,11 @@ class Link:
                 tc("-n", namespace, "qdisc", "del", "dev", interface, "root")
 
     def rate(self) -> Rate:
-        """As the kernel has it now, from the host to the switch."""
+        """The current limit from the host to the switch, as the kernel reports it."""
         bucket = self._bucket(self.host_namespace, INTERFACE)
         return Rate(bucket["options"]["rate"] * 8 if bucket else None)
 
     def is_up(self) -> bool:
-        """Whether the cable is plugged in."""
         (port,) = ip_json("-n", self.switch_namespace, "link", "show", "dev", self.port)
         return "UP" in port["flags"]
 

@@ -1,4 +1,4 @@
-"""A network for as long as a `with` lasts, and one that stays: built, found, removed."""
+"""A laboratory network: for the duration of a `with` block, or until `gradsieve lab down`."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from gradsieve.lab.network.iproute import require_tools
 from gradsieve.lab.network.link import Link
 from gradsieve.lab.network.switch import Site
 from gradsieve.lab.network.topology import INTERFACE, Topology
-from gradsieve.lab.workers import TIMEOUT_SECONDS, Tell, Work, run_workers
+from gradsieve.lab.rank_processes import TIMEOUT_SECONDS, Tell, Work, run_rank_processes
 
 DEFAULT_NAME = "lab"
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Moves each rank's process into its host, before it has a socket."""
+class EnterHost:
+    """Moves a rank process into its host, before it opens a socket. A `JoinNetwork` for `run_rank_processes`."""
 
     hosts: tuple[Host, ...]
 
     def __call__(self, rank: int) -> str:
-        """The interface that the rank shall use."""
         self.hosts[rank].enter()
         return INTERFACE
 
 
 class Network:
-    """Hosts on limited links, while the `with` lasts.
+    """Hosts on limited links, for the duration of the `with` block.
 
     >>> with Network(hosts=4, rate="1gbit", host_rates={3: "100mbit"}) as network:
-    ...     results = network.run_workers(work, argument)
+    ...     results = network.run_rank_processes(work, argument)
     """
 
     def __init__(
@@ -76,39 +75,46 @@ class Network:
 
     @property
     def site(self) -> Site:
-        """The parts, while they are there."""
+        """The network's parts; an error outside the `with` block."""
         if self._site is None:
             raise InputError("a Network exists only within its `with` block")
         return self._site
 
-    def run_workers(
+    def run_rank_processes(
         self,
         work: Work,
         *arguments: Any,
         on_report: Tell | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> list[Any]:
-        """As `lab.workers.run_workers`, one rank in each host. `on_report` may use links: it runs out here."""
-        place = Placement(tuple(self.site.hosts))
-        return run_workers(
-            self.topology.hosts, work, *arguments, on_report=on_report, place=place, timeout_seconds=timeout_seconds
+        """`rank_processes.run_rank_processes` with one rank in each host.
+
+        `on_report` runs in the calling process, outside the hosts, so it may change links.
+        """
+        return run_rank_processes(
+            self.topology.hosts,
+            work,
+            *arguments,
+            on_report=on_report,
+            join_network=EnterHost(tuple(self.site.hosts)),
+            timeout_seconds=timeout_seconds,
         )
 
     def link(self, host: int) -> Link:
-        """The cable of one host: `down`, `up`, `drop`, `set_rate`."""
+        """The link of one host: `down`, `up`, `drop`, `set_rate`."""
         return self.site.link(host)
 
     def vanish(self, host: int) -> None:
-        """A host is gone for good, and all that runs in it."""
+        """Take a host down for good and kill everything that runs in it."""
         vanish(self.site, host)
 
     def counters(self) -> list[Counters]:
-        """Of every host's interface."""
+        """Counters of every host's interface, in rank order."""
         return [host.counters() for host in self.site.hosts]
 
 
 def build(name: str, topology: Topology, *, stays: bool) -> Claim:
-    """Build under a lock the caller holds; what a dead process left under this name goes first."""
+    """Build a laboratory; the caller holds its lock. Remove what a dead process left under this name first."""
     known = read_claim(name)
     if known is not None and known.is_up:
         raise NetworkError(f"the laboratory {name!r} is up already: gradsieve lab down{_option(name)} removes it")
@@ -127,19 +133,19 @@ def build(name: str, topology: Topology, *, stays: bool) -> Claim:
 
 
 def remove(claim: Claim) -> None:
-    """All that a claim lists, then the claim."""
+    """Remove everything a claim lists, then the claim."""
     claim.site.demolish()
     claim.forget()
 
 
 def vanish(site: Site, host: int) -> None:
-    """First the link, so that nobody hears the host go, then all that runs in it."""
+    """Take the link down first, so that no peer sees its connections close, then kill everything in the host."""
     site.link(host).down()
     site.hosts[host].kill()
 
 
 def standing(name: str) -> Claim:
-    """The laboratory that `lab up` built, or a sentence that says how to get one."""
+    """The laboratory that `lab up` built; an error that says how to build it if there is none."""
     claim = read_claim(check_name(name))
     if claim is None or not claim.complete:
         raise NetworkError(f"the laboratory {name!r} is not up: gradsieve lab up{_option(name)} builds it")

@@ -1,4 +1,4 @@
-"""How fast a link is, and the token bucket that makes it so."""
+"""The rate of a link, and the token bucket that limits it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ SLOWEST_BITS = 100 * 10**3
 FASTEST_BITS = 100 * 10**9
 FORM = re.compile(r"(\d+(?:\.\d+)?)([kmg]bit)", re.IGNORECASE)
 
-PACKET_SECONDS = 1.3e-3
+PACKET_SECONDS = 1.3e-3  # time that the largest segment takes on the link
 SMALLEST_PACKET_BYTES = 4096
-LARGEST_PACKET_BYTES = 65536  # what the kernel hands over in one piece unless told otherwise
-BURST_SECONDS = 1e-3
-BURST_PACKETS = 1.25  # a packet with the headers of all its parts must fit, or it is split
-QUEUE_SECONDS = 0.05
+LARGEST_PACKET_BYTES = 65536  # the kernel's default limit for one segment
+BURST_SECONDS = 1e-3  # a bucket holds at least this much traffic
+BURST_PACKETS = 1.25  # a segment with the headers of all its packets must fit, or it is split
+QUEUE_SECONDS = 0.05  # of traffic that waits in the queue before packets are dropped
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Bits per second in each direction; None is as fast as the machine is."""
+    """Bits per second in each direction; None is unlimited."""
 
     bits_per_second: int | None
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """Such as `1gbit`, `250mbit`, `1.5mbit` or `unlimited`."""
+        """Parse `1gbit`, `250mbit`, `1.5mbit` or `unlimited`."""
         if text == "unlimited":
             return cls(None)
         found = FORM.fullmatch(text.strip())
@@ -45,20 +45,21 @@ class Rate:
 
     @property
     def packet_bytes(self) -> int:
-        """The largest piece the sender's kernel may hand to the link.
+        """The largest segment that the sender's kernel may hand to the link.
 
-        A token bucket lets one burst pass at once after every pause, and a burst must hold a whole piece. At
-        100 Mbit/s the usual pieces need a burst of 128 kB, in which a message of 100 kB takes 1.2 ms instead of 8.4;
-        pieces of 16 kB need 20 kB, and it takes 7.4 ms. Small messages are what a sparse exchange is made of.
+        After every pause a token bucket lets one burst pass at full speed, and a burst must hold a whole segment. At
+        100 Mbit/s the default segments need a burst of 128 kB: a message of 100 kB then takes 1.2 ms instead of 8.4.
+        Segments of 16 kB need a burst of 20 kB, and the message takes 7.4 ms. Sparse exchanges send small messages,
+        so the error would matter.
         """
         if self.bits_per_second is None:
             return LARGEST_PACKET_BYTES
-        pieces = round(self.bits_per_second / 8 * PACKET_SECONDS)
-        return min(max(pieces, SMALLEST_PACKET_BYTES), LARGEST_PACKET_BYTES)
+        wanted = round(self.bits_per_second / 8 * PACKET_SECONDS)
+        return min(max(wanted, SMALLEST_PACKET_BYTES), LARGEST_PACKET_BYTES)
 
     @property
     def bucket(self) -> list[str]:
-        """The arguments of `tc … tbf`; empty if there is no limit."""
+        """The arguments of `tc … tbf`; empty if the rate is unlimited."""
         if self.bits_per_second is None:
             return []
         burst = round(max(BURST_PACKETS * self.packet_bytes, self.bits_per_second / 8 * BURST_SECONDS))

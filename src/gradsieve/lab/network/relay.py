@@ -1,13 +1,13 @@
-"""Added latency, where the kernel has no netem: a process that holds every frame back for a while.
+"""Added latency without the kernel's netem: a process that delays every frame.
 
-It stands between a host's port and the bridge. Frames from the port's packet socket go to a tap interface on the
-bridge, and the other way, each after the same delay, in order. Large pieces that the kernel would only divide at the
-last moment pass undivided (both ends speak virtio headers), so a frame here is up to 64 kB and the process keeps up
-with about a gigabit per second each way. What it costs in processor time is taken from the ranks: with latency,
-results on few cores are pessimistic.
+The process connects a host's port to the bridge. Frames from the port's packet socket go to a tap interface on the
+bridge and vice versa, in order, each after the same delay. Large segments that the kernel would only divide at the last
+moment pass undivided (both ends use virtio headers). So a frame has up to 64 kB here, and the process keeps up with
+about one gigabit per second in each direction. Its processor time is taken from the ranks: with latency, results on few
+cores are pessimistic.
 
-Run as a script, inside the switch's namespace: `relay.py PORT TAP SECONDS`. It returns when all is set up and goes on
-in the background, until the namespace is emptied.
+Run as a script inside the switch's namespace: `relay.py PORT TAP SECONDS`. It returns when everything is set up and
+continues in the background until the namespace is emptied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-LARGEST_FRAME = 10 + 65536 + 256  # header, piece, Ethernet and tunnels
+LARGEST_FRAME = 10 + 65536 + 256  # virtio header, segment, Ethernet and tunnels
 MOST_WAITING_BYTES = 256 << 20
 SOCKET_BYTES = 64 << 20
 BATCH = 64
@@ -39,7 +39,7 @@ TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_TSO_ECN = 1, 2, 4, 8
 
 @dataclass
 class Direction:
-    """Frames on their way, each with the time it is due."""
+    """Frames in one direction, each with the time at which it is due."""
 
     read: Callable[[], bytes]
     write: Callable[[bytes], object]
@@ -48,7 +48,7 @@ class Direction:
     waiting_bytes: int = 0
 
     def take(self) -> None:
-        """What has arrived. An end that is down for a while gives errors instead of frames: there are none then."""
+        """Read the frames that have arrived. An interface that is down raises errors: it has no frames."""
         with suppress(OSError):
             for _ in range(BATCH):
                 frame = self.read()
@@ -57,7 +57,7 @@ class Direction:
                     self.waiting_bytes += len(frame)
 
     def give(self) -> float | None:
-        """What is due; then how long the next one still has, None if there is none."""
+        """Write the frames that are due. Returns the seconds until the next one, or None if none waits."""
         while self.waiting:
             due, frame = self.waiting[0]
             left = due - time.monotonic()
@@ -65,13 +65,13 @@ class Direction:
                 return left
             self.waiting.popleft()
             self.waiting_bytes -= len(frame)
-            with suppress(OSError):  # a full queue or a pulled cable loses frames, as it would anyway
+            with suppress(OSError):  # frames are lost in a full queue or on a pulled cable, as on a real link
                 self.write(frame)
         return None
 
 
 def open_port(name: str) -> socket.socket:
-    """A packet socket on the port: it hears what the host sends, and what it sends the host hears."""
+    """A packet socket on the port: it receives what the host sends, and the host receives what it sends."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
     port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     port.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
@@ -83,7 +83,7 @@ def open_port(name: str) -> socket.socket:
 
 
 def open_tap(name: str) -> int:
-    """A tap interface of this name; it goes with the process."""
+    """A tap interface of this name; it disappears with the process."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
     fcntl.ioctl(tap, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN)
@@ -91,7 +91,7 @@ def open_tap(name: str) -> int:
 
 
 def relay(port: socket.socket, tap: int, delay_seconds: float) -> None:
-    """For ever."""
+    """Pass frames in both directions, forever."""
     outward = Direction(lambda: port.recv(LARGEST_FRAME), lambda frame: os.write(tap, frame), delay_seconds)
     inward = Direction(lambda: os.read(tap, LARGEST_FRAME), port.send, delay_seconds)
     sources = {port.fileno(): outward, tap: inward}
@@ -103,7 +103,6 @@ def relay(port: socket.socket, tap: int, delay_seconds: float) -> None:
 
 
 def main() -> None:
-    """See the module."""
     port, tap, seconds = sys.argv[1:]
     ends = open_port(port), open_tap(tap)
     if os.fork():

@@ -1,6 +1,7 @@
-"""Build a network, and take it away: a switch namespace with a bridge, a namespace for each host, a cable to each.
+"""The parts of one network: a switch namespace with a bridge, one namespace per host, one link to each host.
 
-Every interface is created inside the namespaces, so the machine's own network is never touched, and goes with them.
+Every interface is created inside the namespaces, so the machine's own network is never touched. The interfaces
+disappear with the namespaces.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RELAY_START_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Site:
-    """The names of one network's parts; the identity in them is drawn by lot, so they are nobody else's."""
+    """The names of one network's parts. They contain a random identity, so no other network has the same names."""
 
     identity: str
     topology: Topology
@@ -35,18 +36,17 @@ class Site:
 
     @property
     def hosts(self) -> list[Host]:
-        """In the order of ranks."""
+        """All hosts, in rank order."""
         return [Host(f"{PREFIX}-{self.identity}-host{number}") for number in range(self.topology.hosts)]
 
     def link(self, host: int) -> Link:
-        """The cable of one host."""
         self.topology.check_host(host)
         return Link(self.hosts[host].namespace, self.switch, f"port{host}")
 
     def build(self) -> None:
-        """Create everything. After a failure some of it may be there: `demolish` takes what is."""
+        """Create all parts. After a failure some of them may exist: `demolish` removes those."""
         ip("netns", "add", self.switch)
-        # Neither loops nor groups are looked for: no frames but those of the hosts.
+        # No spanning tree and no multicast snooping: the bridge itself sends no frames.
         quiet = ["stp_state", "0", "forward_delay", "0", "mcast_snooping", "0"]
         ip("-n", self.switch, "link", "add", BRIDGE, "type", "bridge", *quiet)
         self._raise(BRIDGE)
@@ -54,7 +54,7 @@ class Site:
             self._build_host(number)
 
     def demolish(self) -> None:
-        """Remove what is there, ending what runs inside. Also safe when half of it, or all, is gone."""
+        """End all processes inside and remove all parts. Also safe if some or all parts are gone."""
         problems = []
         for part in [*self.hosts, Host(self.switch)]:
             try:
@@ -81,7 +81,7 @@ class Site:
         ip("-n", self.switch, "link", "set", inner, "master", BRIDGE)
 
     def _start_relay(self, number: int, port: str) -> str:
-        """A frame passes two of them on its way; the interface that belongs on the bridge comes back."""
+        """Start a relay with half of the latency: a frame passes two. Returns the interface to attach to the bridge."""
         tap = f"tap{number}"
         delay = str(self.topology.latency_seconds / 2)
         command = Host(self.switch).command([sys.executable, "-I", "-S", str(relay.__file__), port, tap, delay])
@@ -90,11 +90,11 @@ class Site:
         )
         if started.returncode:
             reason = (started.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise NetworkError(f"no latency can be added here: {reason}")
+            raise NetworkError(f"latency cannot be added on this machine: {reason}")
         self._raise(tap)
         return tap
 
     def _raise(self, interface: str) -> None:
-        """Up, but before that without addresses that nobody asked for: their announcements would be counted."""
+        """Bring an interface up, without automatic IPv6 addresses: their announcements would be counted as traffic."""
         ip("-n", self.switch, "link", "set", interface, "addrgenmode", "none")
         ip("-n", self.switch, "link", "set", interface, "up")

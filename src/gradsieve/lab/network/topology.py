@@ -1,4 +1,4 @@
-"""What a network looks like: how many hosts, and how fast the link of each is."""
+"""The shape of a network: how many hosts, and the rate of each host's link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gradsieve.errors import InputError
 from gradsieve.lab.network.rate import Rate
 
-SUBNET = ipaddress.ip_network("198.18.0.0/15")  # set aside for benchmarks, routed nowhere
+SUBNET = ipaddress.ip_network("198.18.0.0/15")  # reserved for benchmarks, never routed
 MOST_HOSTS = 64
 INTERFACE = "eth0"
 LATENCY_FORM = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
@@ -21,16 +21,16 @@ MOST_LATENCY_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts on one switch, each by one link."""
+    """Hosts on one switch, each connected by one link."""
 
-    rates: tuple[str, ...]  # of each host's link, in both directions
-    latency_seconds: float = 0.0  # added to what the machine itself takes, one way between two hosts
+    rates: tuple[str, ...]  # of each host's link, per direction
+    latency_seconds: float = 0.0  # added one-way latency between two hosts
 
     @classmethod
     def of(
         cls, hosts: int, rate: str, host_rates: Mapping[int, str] | None = None, latency: str | None = None
     ) -> Topology:
-        """All alike, but for those named in `host_rates`; a latency such as `5ms`."""
+        """All hosts have `rate`, except those in `host_rates`. The latency is text such as `5ms`."""
         if not 1 <= hosts <= MOST_HOSTS:
             raise InputError(f"hosts must be between 1 and {MOST_HOSTS}, got {hosts}")
         others = host_rates or {}
@@ -42,32 +42,31 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """How many."""
+        """Number of hosts."""
         return len(self.rates)
 
     def address(self, host: int) -> str:
-        """The host's address; the network's length is that of `SUBNET`."""
+        """The host's address in `SUBNET`."""
         return str(SUBNET[host + 1])
 
     def check_host(self, host: int) -> int:
-        """A host that is not there is an error."""
+        """Return the host if it exists, raise otherwise."""
         if not 0 <= host < self.hosts:
             raise InputError(f"there is no host {host}: hosts are 0 to {self.hosts - 1}")
         return host
 
     def to_json(self) -> dict[str, Any]:
-        """As state files hold it."""
         return asdict(self)
 
     def __str__(self) -> str:
-        usual = max(self.rates, key=self.rates.count)  # of several the first
+        usual = max(self.rates, key=self.rates.count)  # the first one if several are equally frequent
         odd = ", ".join(f"host {host} {rate}" for host, rate in enumerate(self.rates) if rate != usual)
         late = f", {self.latency_seconds * 1e3:g} ms apart" if self.latency_seconds else ""
         return f"{self.hosts} hosts at {usual}" + (f" ({odd})" if odd else "") + late
 
 
 def split_profile(profile: str) -> tuple[str, str | None]:
-    """`1gbit` or `1gbit+5ms` as rate and latency."""
+    """Split `1gbit` or `1gbit+5ms` into rate and latency."""
     rate, plus, latency = profile.partition("+")
     return rate, latency if plus else None
 

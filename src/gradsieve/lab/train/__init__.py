@@ -1,5 +1,8 @@
-"""The trainer: any workload, any recipe, on local workers or in the world that a launcher has made.
+"""The trainer: any workload with any recipe, in local rank processes or in the world that a launcher has created.
 
-`plan` is what is asked for, `exchange` how gradients travel, `world` where the ranks come from, `replica` one rank's
-training, `course` the loop around it, `checkpoint` and `journal` what is kept on disk.
+- `plan`: the settings of a run. `choice`: how it exchanges gradients, `variants`: the names of all choices.
+- `world`: the ranks that a launcher has started. `launch`: starting a run on all ranks.
+- `replica`: one rank's training. `run`: the loop around it, with tests and checkpoints.
+- `comparison`: several choices on the same data.
+- `checkpoint`, `journal`: files of a run. `probe`: measurements that the papers plot.
 """

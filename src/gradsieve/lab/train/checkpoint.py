@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or not there: written beside, renamed when every rank has written its part.
+"""Checkpoints of a training run. They are atomic: a folder is renamed when every rank has written its part.
 
-`checkpoints/step-00000100/` holds `shared.pt` (model, optimizer, sampler) and `rank-0.pt`, ... (sieve, chance, carry).
-All ranks must see the same folder. The newest two are kept.
+`checkpoints/step-00000100/` contains `shared.pt` (model, optimizer, sampler) and `rank-0.pt`, ... (the rank's sieve,
+random state and recurrent state). All ranks must see the same folder. The newest two checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ KEPT = 2
 
 
 class CheckpointError(GradsieveError, RuntimeError):
-    """A checkpoint could not be written; the ones before it are whole."""
+    """A checkpoint could not be written. Earlier checkpoints are intact."""
 
 
 class Saved(NamedTuple):
-    """What one rank reads."""
+    """One rank's part of a checkpoint."""
 
     shared: dict[str, Any]
     own: dict[str, Any]
 
 
 def save(run: Path, step: int, shared: Mapping[str, Any] | None, own: Mapping[str, Any]) -> Path:
-    """All ranks together; rank 0 gives what is shared. Raises on all if any of them cannot write."""
+    """Write a checkpoint. All ranks call it together, rank 0 with `shared`. Raises on all ranks if one cannot write."""
     target = run / FOLDER / _name(step)
     unfinished = target.with_name(f".{target.name}")
     rank = dist.get_rank()
-    failures = [failure for failure in _told_to_all(_written(unfinished, rank, shared, own)) if failure]
+    failures = [failure for failure in _gathered(_write_part(unfinished, rank, shared, own)) if failure]
     if rank == 0:
         if failures:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -48,23 +48,23 @@ def save(run: Path, step: int, shared: Mapping[str, Any] | None, own: Mapping[st
                 shutil.rmtree(old, ignore_errors=True)
     dist.barrier()
     if failures:
-        raise CheckpointError(f"{failures[0]}; {_what_is_left(run)}")
+        raise CheckpointError(f"{failures[0]}; {_latest(run)}")
     return target
 
 
 def finished(run: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
+    """Folders of complete checkpoints, oldest first."""
     return sorted(path for path in (run / FOLDER).glob("step-*") if path.is_dir())
 
 
 def load_latest(run: Path, rank: int, size: int) -> Saved:
-    """This rank's part of the newest one."""
+    """This rank's part of the newest checkpoint."""
     found = finished(run)
     if not found:
         raise InputError(f"there is no checkpoint in {run / FOLDER}: only runs with --checkpoint-every can be resumed")
     parts = len(list(found[-1].glob("rank-*.pt")))
     if parts != size:
-        raise InputError(f"{found[-1]} was saved by {parts} workers, this run has {size}: resume with {parts}")
+        raise InputError(f"{found[-1]} was saved by {parts} ranks, this run has {size}: resume with {parts}")
     try:
         shared, own = (
             torch.load(found[-1] / name, weights_only=True, map_location="cpu")
@@ -75,14 +75,14 @@ def load_latest(run: Path, rank: int, size: int) -> Saved:
     return Saved(shared, own)
 
 
-def _written(folder: Path, rank: int, shared: Mapping[str, Any] | None, own: Mapping[str, Any]) -> str:
-    """Write this rank's part; the sentence that says why not, or nothing."""
+def _write_part(folder: Path, rank: int, shared: Mapping[str, Any] | None, own: Mapping[str, Any]) -> str:
+    """Write this rank's part. Returns the error message, or an empty string."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / f"rank-{rank}.pt", own)
         if shared is not None:
             _write(folder / "shared.pt", shared)
-    except (OSError, RuntimeError) as error:  # torch's writer raises the latter when the disk is full
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
         why = (error.strerror if isinstance(error, OSError) else None) or _first_line(error)
         return f"rank {rank}: cannot write the checkpoint {folder.parent / folder.name[1:]}: {why}"
     return ""
@@ -95,15 +95,15 @@ def _write(path: Path, state: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _told_to_all(sentence: str) -> list[str]:
+def _gathered(sentence: str) -> list[str]:
     gathered: list[Any] = [""] * dist.get_world_size()
     dist.all_gather_object(gathered, sentence)
     return gathered
 
 
-def _what_is_left(run: Path) -> str:
+def _latest(run: Path) -> str:
     found = finished(run)
-    return f"the one before it, {found[-1]}, is intact" if found else "there is none before it"
+    return f"the previous one, {found[-1]}, is intact" if found else "there is no earlier one"
 
 
 def _name(step: int) -> str:

@@ -1,7 +1,7 @@
-"""Several exchanges on the same workload, data and seeds, on the same workers.
+"""Several choices on the same workload, data and seeds, in the same rank processes.
 
-For each seed all runs go forward in turn, a stretch of steps each, so that they meet the same conditions: what else the
-machine does falls on all of them alike. Each trains as if alone.
+For each seed all runs take turns, some steps each, so that other load on the machine affects all of them alike. Each
+run ends with the same parameters as it would alone.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gradsieve.lab.train.course import Course, Tell, rehearse
-from gradsieve.lab.train.exchange import Exchange
+from gradsieve.lab.train.choice import Choice
 from gradsieve.lab.train.journal import METRICS, Row, read_rows
 from gradsieve.lab.train.plan import Plan
+from gradsieve.lab.train.run import Run, Tell, rehearse
 
 
-def run_name(exchange: Exchange, seed: int) -> str:
-    """Of a run's folder within the comparison's."""
-    return f"{exchange.label.replace(' ', '-')}-seed{seed}"
+def run_name(choice: Choice, seed: int) -> str:
+    """The name of a run's folder inside the folder of the comparison."""
+    return f"{choice.label.replace(' ', '-')}-seed{seed}"
 
 
 def compare_everywhere(
@@ -28,59 +28,59 @@ def compare_everywhere(
     device: str,
     folder: Path,
     plan: Plan,
-    exchanges: Sequence[Exchange],
+    choices: Sequence[Choice],
     seeds: Sequence[int],
     in_network: bool = False,
 ) -> list[Row]:
-    """All runs, on this rank of an initialized world; what `launch` starts on all ranks."""
+    """All runs on this rank of an initialized process group. `launch` starts it on all ranks."""
     task = plan.open()
-    for exchange in exchanges:
-        rehearse(replace(plan, exchange=exchange), task, device)
+    for choice in choices:
+        rehearse(replace(plan, choice=choice), task, device)
     results: list[Row] = []
     for seed in seeds:
-        courses = []
-        for exchange in exchanges:
-            own = folder / run_name(exchange, seed)
+        runs = []
+        for choice in choices:
+            own = folder / run_name(choice, seed)
             own.mkdir(parents=True, exist_ok=True)
-            courses.append(Course(replace(plan, exchange=exchange, seed=seed), task, own, tell, device, in_network))
-        for course in courses:
-            course.begin()
-        while going := [course for course in courses if not course.done]:
-            for course in going:
-                course.advance()
-        results += [course.end() for course in courses]
+            runs.append(Run(replace(plan, choice=choice, seed=seed), task, own, tell, device, in_network))
+        for run in runs:
+            run.begin()
+        while going := [run for run in runs if not run.done]:
+            for run in going:
+                run.advance()
+        results += [run.end() for run in runs]
     return results
 
 
 @dataclass(frozen=True)
 class Curves:
-    """One exchange over all seeds: its rows of one event, as many as all seeds have."""
+    """The rows of one choice with one kind of event, by seed."""
 
     label: str
     seeds: list[list[Row]]
 
     def at(self, name: str) -> list[list[float]]:
-        """A field of each row, for all seeds."""
+        """The values of a field: one list per row, with one value per seed. Rows that a seed lacks are left out."""
         length = min(len(rows) for rows in self.seeds)
         kept: list[list[Any]] = [[rows[number].get(name) for rows in self.seeds] for number in range(length)]
         return [[float(value) for value in values] for values in kept if None not in values]
 
     def means(self, name: str) -> list[float]:
-        """Over the seeds."""
+        """The mean of a field over the seeds, per row."""
         return [statistics.fmean(values) for values in self.at(name)]
 
 
-def read_curves(folder: Path, exchanges: Sequence[Exchange], seeds: Sequence[int], event: str) -> list[Curves]:
-    """From the folders of the runs."""
+def read_curves(folder: Path, choices: Sequence[Choice], seeds: Sequence[int], event: str) -> list[Curves]:
+    """The curves of all choices, from the folders of their runs."""
     found = []
-    for exchange in exchanges:
-        rows = [read_rows(folder / run_name(exchange, seed) / METRICS) for seed in seeds]
-        found.append(Curves(exchange.label, [[row for row in of if row["event"] == event] for of in rows]))
+    for choice in choices:
+        rows = [read_rows(folder / run_name(choice, seed) / METRICS) for seed in seeds]
+        found.append(Curves(choice.label, [[row for row in of if row["event"] == event] for of in rows]))
     return found
 
 
 def summary(results: Sequence[Row]) -> dict[str, Row]:
-    """Mean and spread over seeds of every figure, by exchange."""
+    """Mean and standard deviation over seeds of every figure, by the choice's label."""
     labels = list(dict.fromkeys(result["recipe"] for result in results))
     return {label: _joined([result for result in results if result["recipe"] == label]) for label in labels}
 
@@ -100,7 +100,7 @@ def _joined(results: Sequence[Row]) -> Row:
 
 
 def _spread(values: Sequence[Any]) -> Row:
-    """Of runs that came to something."""
+    """Mean and deviation without missing values and NaN."""
     known = [float(value) for value in values if value is not None and value == value]
     if not known:
         return {"mean": None, "deviation": None, "values": []}

@@ -1,4 +1,4 @@
-"""The folder of a run: config.json, environment.json, metrics.jsonl, probe.jsonl, result.json. Written by rank 0."""
+"""The files of a run: config.json, environment.json, metrics.jsonl, probe.jsonl, result.json. Rank 0 writes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METRICS, PROBE, RESULT = "metrics.jsonl", "probe.jsonl", "result.json"
 
 
 def make_folder(folder: Path) -> Path:
-    """Made before anything is computed: a run whose result cannot be written should not start."""
+    """Create the folder before anything is computed: a run whose result cannot be written must not start."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -25,7 +25,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Of a run that is to be resumed."""
+    """The config.json of a run."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -34,13 +34,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_result(folder: Path) -> Row:
-    """What a finished run came to."""
+    """The result.json of a finished run."""
     result: Row = json.loads((folder / RESULT).read_text())
     return result
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All lines; one that a crash has cut off is left out."""
+    """All rows of a JSON lines file, without an incomplete last line after a crash."""
     rows = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -51,20 +51,20 @@ def read_rows(path: Path) -> list[Row]:
 
 
 class Journal:
-    """Of one run."""
+    """Writes the files of one run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def begin(self, plan: Plan, facts: Row) -> None:
-        """A fresh run."""
+        """Start a new run: remove the rows of an earlier one."""
         self._write("config.json", {"plan": plan.to_json(), **facts})
         self._write("environment.json", environment())
         for name in (METRICS, PROBE, RESULT):
             (self.folder / name).unlink(missing_ok=True)
 
     def go_on(self, plan: Plan, facts: Row, step: int) -> None:
-        """Resume after this step: rows after it are of steps that will come again."""
+        """Resume after this step: remove the rows of later steps, which will be repeated."""
         self._write("config.json", {"plan": plan.to_json(), **facts})
         for name in (METRICS, PROBE):
             path = self.folder / name
@@ -73,12 +73,11 @@ class Journal:
                 path.write_text("".join(_line(row) for row in kept))
 
     def add(self, row: Row, name: str = METRICS) -> None:
-        """One line, on disk at once."""
+        """Append one line to a file, immediately."""
         with (self.folder / name).open("a") as file:
             file.write(_line(row))
 
     def end(self, result: Row) -> None:
-        """What it came to."""
         self._write(RESULT, result)
 
     def _write(self, name: str, content: Row) -> None:
@@ -86,7 +85,7 @@ class Journal:
 
 
 def finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they become null."""
+    """The value with NaN and infinities replaced by None: JSON has no numbers for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What is asked for: a workload, an exchange, how long, how often to look. Plain values, to be resumed from."""
+"""The plan of a run: workload, choice, length, periods of tests and checkpoints. Plain values that JSON can hold."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from pathlib import Path
 from typing import Any
 
 from gradsieve.errors import InputError
-from gradsieve.lab.peers import PEERS
-from gradsieve.lab.train.exchange import Exchange
+from gradsieve.lab.baselines import BASELINES
+from gradsieve.lab.train.choice import Choice
 from gradsieve.lab.workloads import WORKLOADS, Limits, Preset, Task
 
-ROWS = 100  # of training metrics in a run, unless asked for otherwise
-TESTS = 15
+ROWS = 100  # default number of rows of training metrics per run
+TESTS = 15  # default number of tests per run
+CHOICE_KEY = "exchange"  # of the choice in config.json and summary.json
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, but for where it runs."""
+    """All settings of one run, except where it runs."""
 
     workload: str
-    exchange: Exchange
+    choice: Choice
     preset: str = "default"
-    source: str | None = None  # of data; None is the preset's
-    data: str | None = None  # folder of the user's data
+    source: str | None = None  # data source; None is the preset's
+    data: str | None = None  # folder with the user's data
     epochs: float | None = None  # None is the preset's
     steps: int | None = None  # instead of epochs
-    batch: int | None = None  # samples a worker and step
+    batch: int | None = None  # samples per rank and step
     rate: float | None = None  # base learning rate
     seed: int = 0
-    evaluate: str = "test"  # the part of the data that is scored: test, or validation where the workload has one
-    train_samples: int | None = None  # the first so many; None is all
+    evaluate: str = "test"  # part of the data that is scored: test, or validation if the workload has one
+    train_samples: int | None = None  # use only the first ones; None is all
     test_samples: int | None = None
-    log_every: int | None = None  # steps; more is cheaper, fewer shows more
+    log_every: int | None = None  # steps between rows of metrics; more is cheaper
     evaluate_every: int | None = None
-    checkpoint_every: int | None = None  # None never
-    probe_every: int | None = None  # None never
+    checkpoint_every: int | None = None  # None is never
+    probe_every: int | None = None  # None is never
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -49,19 +50,19 @@ class Plan:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise InputError(f"{name.replace('_', ' ')} must be positive, got {value}")
-        if self.checkpoint_every is not None and self.exchange.peer not in (None, PEERS["ddp"]):
-            raise InputError(f"{self.exchange.recipe} keeps a state that cannot be saved: it runs without checkpoints")
+        if self.checkpoint_every is not None and self.choice.ddp_baseline not in (None, BASELINES["ddp"]):
+            raise InputError(f"{self.choice.recipe} keeps a state that cannot be saved: leave out --checkpoint-every")
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
-        self.exchange.optimizer(self.resolved())
+        self.choice.optimizer(self.resolved())
 
-    def check_with(self, exchanges: Iterable[Exchange]) -> None:
-        """That the same run can be made with each of them: what does not fit is an error here, not in a worker."""
-        for exchange in exchanges:
-            replace(self, exchange=exchange)
+    def check_with(self, choices: Iterable[Choice]) -> None:
+        """Raise an error if one of the choices does not fit this run, before any rank process is started."""
+        for choice in choices:
+            replace(self, choice=choice)
 
     def resolved(self) -> Preset:
-        """The preset with what was asked for put in."""
+        """The preset with this plan's settings."""
         workload = WORKLOADS[self.workload]
         changes: dict[str, Any] = {}
         if self.batch is not None:
@@ -72,18 +73,18 @@ class Plan:
         return preset if self.rate is None else replace(preset, optimizer=preset.optimizer.at(self.rate))
 
     def open(self) -> Task[Any]:
-        """The task with its data."""
+        """The task, with its data read."""
         limits = Limits(self.train_samples, self.test_samples)
         return WORKLOADS[self.workload].open(self.resolved(), Path(self.data) if self.data else None, limits)
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Of the whole run."""
+        """Length of the run in steps."""
         if self.steps is not None:
             return self.steps
         return max(1, math.ceil(self.resolved().epochs * steps_per_epoch - 1e-9))
 
     def pace(self, total_steps: int) -> Pace:
-        """When to look and to save."""
+        """The steps at which metrics, tests and checkpoints are due."""
         return Pace(
             total_steps,
             self.log_every or max(1, total_steps // ROWS),
@@ -92,20 +93,20 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values, for config.json."""
+        return {CHOICE_KEY if name == "choice" else name: value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Plan:
-        """What `to_json` gave; what a later version has added keeps its default."""
+        """The plan of `to_json`. Fields that the file does not have keep their default."""
         known = {field.name for field in fields(cls)}
         kept = {name: value for name, value in values.items() if name in known}
-        return cls(**{**kept, "exchange": Exchange(**values["exchange"])})
+        return cls(**kept, choice=Choice(**values[CHOICE_KEY]))
 
 
 @dataclass(frozen=True)
 class Pace:
-    """At which steps something is done besides training."""
+    """Periods in steps: what is due besides training, and when."""
 
     total: int
     log: int
@@ -113,14 +114,14 @@ class Pace:
     checkpoint: int | None
 
     def next_stop(self, step: int) -> int:
-        """The next step, after this one, at which something is."""
+        """The next step after this one at which something is due."""
         periods = [every for every in (self.log, self.evaluate, self.checkpoint) if every]
         return min(self.total, *((step // every + 1) * every for every in periods))
 
     def tests_at(self, step: int) -> bool:
-        """Whether the test data is scored after this step."""
+        """Whether a test is due after this step."""
         return step % self.evaluate == 0 or step == self.total
 
     def saves_at(self, step: int) -> bool:
-        """Whether a checkpoint is written after this step."""
+        """Whether a checkpoint is due after this step."""
         return self.checkpoint is not None and (step % self.checkpoint == 0 or step == self.total)

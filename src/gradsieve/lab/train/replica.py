@@ -1,7 +1,7 @@
-"""One rank's copy of a model under training: DDP, a sieve, an optimizer, samples, and its own chance.
+"""A replica: one rank's copy of a model in training, with DDP, sieve, optimizer, sampler and random state.
 
-Several replicas may take turns in one process: each has its own state of the random generator, so that whatever the
-others do, it trains as if alone.
+Several replicas may take turns in one process. Each has its own state of the random generator, so it trains as it
+would alone.
 """
 
 from __future__ import annotations
@@ -9,55 +9,35 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.ddp import attach
+from gradsieve.lab.baselines.model import BaselineModel
 from gradsieve.lab.data.sampler import mixed_seed
 from gradsieve.lab.network.counters import interface_counters
-from gradsieve.lab.train.peer import PeerAtWork
+from gradsieve.lab.train.clock import BackwardClock
+from gradsieve.lab.train.interval import PHASES, Interval
 from gradsieve.lab.train.plan import Plan
 from gradsieve.lab.train.probe import Probe, probed
 from gradsieve.lab.workloads import Drawn, Task, set_rate
 from gradsieve.sieve import Sieve
 from gradsieve.updates import UpdateSieve
 
-PHASES = ("data", "forward", "backward", "exchange", "update")
-"""Of a step. `exchange` is what is still waited for when the last gradient is there; the rest hides behind backward."""
-
-
-@dataclass
-class Interval:
-    """Sums over some steps of one rank."""
-
-    steps: int = 0
-    loss: float = 0.0
-    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))  # seconds
-    bytes_received: int = 0  # payload; of an all_reduce and of torch's hooks computed, not counted
-    interface_bytes: int | None = None  # received by this rank's host, where it has one of its own
-    selected: int = 0  # entries this rank picked
-    delivered: int = 0  # entries all ranks got
-    skipped: int = 0  # steps in which something was not finite
-
-    @property
-    def seconds(self) -> float:
-        """All phases."""
-        return sum(self.phases.values())
-
 
 class Replica:
-    """All ranks make it together, and call its methods together."""
+    """All ranks create it together and call its methods together."""
 
     def __init__(
         self, plan: Plan, task: Task[Any], device: torch.device | str = "cpu", in_network: bool = False
     ) -> None:
-        """`in_network`: this rank has a host of the laboratory for itself, whose interface counts its bytes."""
+        """`in_network`: this rank has its own host of a laboratory, whose interface counts the rank's bytes."""
         self.plan, self.task, self.device = plan, task, torch.device(device)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.sampler = task.sampler(self.rank, self.size, plan.seed)
@@ -65,34 +45,35 @@ class Replica:
         self.total_steps = plan.total_steps(self.steps_per_epoch)
         preset = plan.resolved()
         self.preset = replace(preset, epochs=self.total_steps / self.steps_per_epoch)
-        self.schedule = plan.exchange.schedule(self.preset, self.steps_per_epoch)
+        choice = plan.choice
+        self.schedule = choice.schedule(self.preset, self.steps_per_epoch)
         self.bare = task.model(plan.seed).to(self.device)
-        self.peer = PeerAtWork(plan.exchange.peer, self.bare, self.total_steps) if plan.exchange.peer else None
-        self.model = self.peer.model if self.peer else DistributedDataParallel(self.bare)
-        setting = plan.exchange.optimizer(self.preset)
+        self.baseline = BaselineModel(choice.ddp_baseline, self.bare, self.total_steps) if choice.ddp_baseline else None
+        self.model = self.baseline.model if self.baseline else DistributedDataParallel(self.bare)
+        setting = choice.optimizer(self.preset)
         self.optimizer = setting.build(self.bare)
         self._rate = replace(self.preset, optimizer=setting).rate
-        probed = plan.probe_every is not None and self.peer is None and not plan.exchange.of_updates
-        self.probe = Probe() if probed else None
+        can_probe = self.baseline is None and not choice.of_updates
+        self.probe = Probe() if can_probe and plan.probe_every is not None else None
         self.sieve = self._attached()
         self.step = 0
         self._in_network = in_network
-        self._clock = _BackwardClock(self.bare)
+        self._clock = BackwardClock(self.bare)
         self._batches: Iterator[Drawn[Any]] = iter(())
         self._carry: Any = None
-        self._chance = torch.Generator().manual_seed(mixed_seed(plan.seed, self.rank)).get_state()
+        self._random_state = torch.Generator().manual_seed(mixed_seed(plan.seed, self.rank)).get_state()
 
     @property
     def num_parameters(self) -> int:
-        """Of the model."""
+        """Number of parameters of the model."""
         return sum(parameter.numel() for parameter in self.bare.parameters())
 
     def advance(self, steps: int) -> Interval:
-        """Train for some steps."""
+        """Train for some steps and return their sums."""
         interval = Interval()
         self.bare.train()
         before = interface_counters().bytes_received if self._in_network else None
-        with self._own_chance():
+        with self._own_random_state():
             for _ in range(steps):
                 self._step(interval)
         if before is not None:
@@ -100,9 +81,9 @@ class Replica:
         return interval
 
     def evaluate(self) -> Mapping[str, float]:
-        """The scores of the test data, shared by all ranks, the same on all."""
-        # Running means differ between ranks within a step; rank 0's are the ones that training goes on with.
-        _share_first(list(self.bare.buffers()))
+        """The scores on the test data, equal on all ranks. Each rank computes a part."""
+        # Running means of batch norm differ between ranks within a step. Training continues with those of rank 0.
+        _broadcast(list(self.bare.buffers()))
         if isinstance(self.sieve, UpdateSieve):
             self.sieve.exchange()
         with self._common_parameters():
@@ -111,7 +92,7 @@ class Replica:
         return self.task.scores(sums)
 
     def digest(self) -> str:
-        """Of all parameters, bit for bit; all ranks call it together."""
+        """SHA-256 of all parameters. All ranks call it together."""
         digest = hashlib.sha256()
         with self._common_parameters():
             for parameter in self.bare.parameters():
@@ -119,7 +100,7 @@ class Replica:
         return digest.hexdigest()
 
     def shared_state(self) -> dict[str, Any]:
-        """What is the same on all ranks."""
+        """State that is equal on all ranks."""
         return {
             "step": self.step,
             "model": self.bare.state_dict(),
@@ -128,57 +109,58 @@ class Replica:
         }
 
     def own_state(self) -> dict[str, Any]:
-        """What only this rank knows."""
+        """State of this rank alone."""
         return {
             "sieve": None if self.sieve is None else self.sieve.state_dict(),
-            "chance": self._chance,
+            "chance": self._random_state,
             "carry": self._carry,
         }
 
     def load(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Go on exactly from there."""
+        """Continue exactly from a saved state."""
         self.bare.load_state_dict(shared["model"])
         self.optimizer.load_state_dict(shared["optimizer"])
         self.sampler.load_state_dict(shared["sampler"])
         self.step = shared["step"]
         if self.sieve is not None:
             self.sieve.load_state_dict(own["sieve"])
-        self._chance, self._carry = own["chance"], own["carry"]
+        self._random_state, self._carry = own["chance"], own["carry"]
         self._batches = iter(())
 
     def close(self) -> None:
-        """End its thread and process group; all ranks together."""
+        """End the sieve's thread and process group. All ranks call it together."""
         self._clock.close()
         if self.sieve is not None:
             dist.barrier()
             self.sieve.close()
 
     def _common_parameters(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, all ranks have the same ones; a peer's need not be."""
-        return self.peer.averaged() if self.peer else contextlib.nullcontext()
+        """Inside, parameters are equal on all ranks. Those of a baseline may differ otherwise."""
+        return self.baseline.averaged() if self.baseline else contextlib.nullcontext()
 
     def _attached(self) -> Sieve | None:
-        if self.peer is not None:
+        if self.baseline is not None:
             return None
-        made = self.plan.exchange.build(self.preset)
+        choice = self.plan.choice
+        made = choice.build(self.preset)
         if self.probe is not None:
             made = probed(made, self.probe)
-        updates = self.plan.exchange.of_updates
+        updates = choice.of_updates
         return attach(
             self.model,
             made,
             density=self.schedule,
             optimizer=self.optimizer if updates else None,
-            outer=self.plan.exchange.outer,
-            adapt=self.plan.exchange.adapts,
-            group_mb=self.plan.exchange.group_mb,
+            outer=choice.outer,
+            adapt=choice.adapts,
+            group_mb=choice.group_mb,
             local_clip_norm=None if updates else self._local_clip_norm(),
         )
 
     def _local_clip_norm(self) -> float | None:
-        """What is exchanged sparsely is clipped before: what is cut off a mean nobody would owe any more.
+        """Clip before a sparse exchange: what clipping removes from a mean would be in no rank's residual.
 
-        `attach` means the length of the ranks' sum, presets that of their mean.
+        `attach` takes the norm of the sum over ranks, presets that of the mean.
         """
         return None if self.preset.clip_norm is None else self.preset.clip_norm * self.size
 
@@ -209,7 +191,7 @@ class Replica:
         interval.loss += loss
         for phase, start, stop in zip(PHASES, times, times[1:], strict=False):
             interval.phases[phase] += stop - start
-        interval.bytes_received += self.peer.bytes_received(self.step - 1) if self.peer else changes[0]
+        interval.bytes_received += self.baseline.bytes_received(self.step - 1) if self.baseline else changes[0]
         interval.selected += changes[1]
         interval.delivered += changes[2]
         interval.skipped += changes[3]
@@ -221,20 +203,20 @@ class Replica:
         elif limit is not None and isinstance(self.sieve, UpdateSieve):
             self.sieve.clip_grad_norm_(limit)
         self.optimizer.step()
-        if self.peer is not None:
-            self.peer.after_update()
+        if self.baseline is not None:
+            self.baseline.after_update()
 
     @property
     def progress(self) -> float:
-        """Epochs done."""
+        """Epochs done, with fractions."""
         return self.step / self.steps_per_epoch
 
     def rate_of(self, step: int) -> float:
-        """The learning rate of a step, counted from 0; that of its middle, so that neither first nor last is zero."""
+        """The learning rate of a step, counted from 0. Taken at the middle of the step, so that it is never zero."""
         return self._rate((step + 0.5) / self.steps_per_epoch)
 
     def _counts(self) -> tuple[int, int, int, int]:
-        """Bytes received, entries selected and delivered, steps skipped, so far."""
+        """Totals so far: bytes received, entries selected, entries delivered, steps skipped."""
         if self.sieve is None:
             return 0, 0, 0, 0
         stats = self.sieve.stats
@@ -246,38 +228,18 @@ class Replica:
         return batch
 
     @contextlib.contextmanager
-    def _own_chance(self) -> Iterator[None]:
+    def _own_random_state(self) -> Iterator[None]:
         outer = torch.get_rng_state()
-        torch.set_rng_state(self._chance)
+        torch.set_rng_state(self._random_state)
         try:
             yield
         finally:
-            self._chance = torch.get_rng_state()
+            self._random_state = torch.get_rng_state()
             torch.set_rng_state(outer)
 
 
-class _BackwardClock:
-    """Knows when the last gradient was computed: what backward takes after that is waiting for the exchange."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.last = 0.0
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._handles = [_hooked(parameter, self._look) for parameter in trained]
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _look(self, parameter: Tensor) -> None:
-        self.last = time.perf_counter()
-
-
-def _hooked(parameter: Any, look: Callable[[Tensor], None]) -> Any:
-    return parameter.register_post_accumulate_grad_hook(look)
-
-
-def _share_first(tensors: Sequence[Tensor]) -> None:
-    """Give all ranks what rank 0 has, in one message for each type."""
+def _broadcast(tensors: Sequence[Tensor]) -> None:
+    """Broadcast tensors from rank 0, in one message per dtype."""
     for dtype in {tensor.dtype: None for tensor in tensors}:
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
         flat = torch.cat([tensor.reshape(-1) for tensor in alike])

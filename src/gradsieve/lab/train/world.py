@@ -1,4 +1,4 @@
-"""The world a process finds itself in: that of torchrun, Slurm or MPI, told by their variables; or none yet."""
+"""The world that torchrun, Slurm or MPI has started this process in, according to environment variables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import NamedTuple
 from gradsieve.errors import InputError
 
 PORT = 29500
-SLURM_PORTS = (20_000, 20_000)  # the first, and how many: jobs of one machine must not meet
-NOT_A_STEP = 4_294_967_290  # Slurm's numbers from here on are batch scripts and the like: one process, no world
+SLURM_PORTS = (20_000, 20_000)  # the first, and how many: two jobs on one machine must not use the same port
+NOT_A_STEP = 4_294_967_290  # Slurm step ids from here on are batch scripts and the like: one process, no world
 
 
 class Launcher(NamedTuple):
-    """The variables by which a launcher tells a process its place."""
+    """A launcher and its environment variables."""
 
     name: str
     rank: str
@@ -37,7 +37,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class World:
-    """This process's place, and where all meet."""
+    """This process's rank, and the address at which the ranks connect."""
 
     launcher: str
     rank: int
@@ -48,7 +48,7 @@ class World:
 
 
 def found_world(environment: Mapping[str, str] = os.environ) -> World | None:
-    """The one a launcher has made; None where this process was started by itself."""
+    """The world that a launcher has created, or None if there is no launcher."""
     for launcher in LAUNCHERS:
         if launcher.rank in environment and launcher.size in environment:
             if launcher.name == "Slurm" and not _is_step(environment):
@@ -57,14 +57,14 @@ def found_world(environment: Mapping[str, str] = os.environ) -> World | None:
                 _number(environment, name) for name in (launcher.rank, launcher.size, launcher.local_rank)
             )
             if not 0 <= rank < size:
-                raise InputError(f"{launcher.name} says that this is rank {rank} of {size}: is the environment whole?")
-            return World(launcher.name, rank, size, local, *_meeting_place(launcher.name, rank, size, environment))
+                raise InputError(f"{launcher.name} says that this is rank {rank} of {size}: check {launcher.size}")
+            return World(launcher.name, rank, size, local, *_address(launcher.name, rank, size, environment))
     return None
 
 
 @contextlib.contextmanager
 def joined(world: World, device: str, timeout_seconds: float) -> Iterator[None]:
-    """Inside, the process group of that world."""
+    """Inside, the default process group of that world is initialized."""
     import torch
     import torch.distributed as dist
 
@@ -78,12 +78,12 @@ def joined(world: World, device: str, timeout_seconds: float) -> Iterator[None]:
         timeout=timedelta(seconds=timeout_seconds),
     )
     yield
-    # Without a barrier right before, Gloo's threads can meet an interpreter that is already going down.
+    # Without a barrier right before, Gloo's threads may still run while the interpreter shuts down.
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _meeting_place(launcher: str, rank: int, size: int, environment: Mapping[str, str]) -> tuple[str, int]:
+def _address(launcher: str, rank: int, size: int, environment: Mapping[str, str]) -> tuple[str, int]:
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"], _number(environment, "MASTER_PORT", PORT)
     if size == 1:
@@ -91,30 +91,30 @@ def _meeting_place(launcher: str, rank: int, size: int, environment: Mapping[str
     if launcher == "Slurm":
         first, count = SLURM_PORTS
         return _first_host(environment), first + _number(environment, "SLURM_JOB_ID", 0) % count
-    if launcher != "torchrun" and (place := _place_by_mpi(rank)) is not None:
-        return place
+    if launcher != "torchrun" and (address := _address_by_mpi(rank)) is not None:
+        return address
     raise InputError(
-        f"rank {rank}: {launcher} gives no place to meet: set MASTER_ADDR (a name or address of rank 0's machine) and "
+        f"rank {rank}: {launcher} gives no address of rank 0: set MASTER_ADDR (the name of rank 0's machine) and "
         "MASTER_PORT for all ranks, or install mpi4py for the same MPI"
     )
 
 
-def _place_by_mpi(rank: int) -> tuple[str, int] | None:
-    """Rank 0 names its machine and a free port to the others."""
+def _address_by_mpi(rank: int) -> tuple[str, int] | None:
+    """Rank 0 broadcasts its host name and a free port. None without mpi4py."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):
         return None
     import socket
 
-    place = (socket.gethostname(), _free_port()) if rank == 0 else None
-    host, port = MPI.COMM_WORLD.bcast(place)
+    own = (socket.gethostname(), _free_port()) if rank == 0 else None
+    host, port = MPI.COMM_WORLD.bcast(own)
     machines = set(MPI.COMM_WORLD.allgather(socket.gethostname()))
     return ("127.0.0.1" if len(machines) == 1 else host), port
 
 
 def _is_step(environment: Mapping[str, str]) -> bool:
-    """Whether srun started this process; a batch script has a rank too, but is alone."""
+    """Whether srun started this process. A batch script has a rank too, but is a single process."""
     step = environment.get("SLURM_STEP_ID", "")
     return step.isdigit() and int(step) < NOT_A_STEP
 
@@ -122,11 +122,11 @@ def _is_step(environment: Mapping[str, str]) -> bool:
 def _first_host(environment: Mapping[str, str]) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
-        told = subprocess.run(
+        listed = subprocess.run(
             ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=20, check=True
         )
-        return told.stdout.split()[0]
-    # Such as `node[03-07,9],other`: without Slurm's own tool the first name is put together here.
+        return listed.stdout.split()[0]
+    # Without Slurm's own tool, the first name of a list such as `node[03-07,9],other` is expanded here.
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodes)
     if match is None:
         raise InputError("Slurm does not say which nodes this job has: set MASTER_ADDR and MASTER_PORT")

@@ -1,4 +1,4 @@
-"""The papers' tasks by name: `WORKLOADS["bert"].open()` is ready for any trainer; `task.py` says how it is used."""
+"""The papers' tasks by name. `WORKLOADS["bert"].open()` is ready for any trainer; `task.py` shows how to use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures to classes: cross entropy and accuracy."""
+"""Image classification: cross entropy and accuracy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from gradsieve.lab.data.folder import FolderPair, read_folder
 from gradsieve.lab.data.images import ImageBatch, ImagePair, read_cifar, read_digits
+from gradsieve.lab.data.subset import first
 from gradsieve.lab.models import Architecture
 from gradsieve.lab.workloads.optimizer import Sgd
 from gradsieve.lab.workloads.schedule import Cosine, Steps
-from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
+from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task
 from gradsieve.lab.workloads.workload import (
     GTOPK,
     PARTLY,
@@ -36,13 +38,13 @@ IMAGENET_STEPS = Steps(warmup=5 / 90, milestones=(30 / 90, 60 / 90, 80 / 90))
 
 @dataclass(frozen=True)
 class ImageData:
-    """Which pictures, and how large they are made."""
+    """The source of images and their size."""
 
     source: str = "digits"
-    side: int = 32  # pixels; time grows with its square
+    side: int = 32  # pixels after resizing; time grows with its square
 
     def read(self, path: Path | None) -> ImagePair | FolderPair:
-        """Both parts."""
+        """The training and the test part."""
         match self.source:
             case "digits":
                 return read_digits(self.side)
@@ -55,32 +57,33 @@ class ImageData:
 
 @dataclass(frozen=True, eq=False)
 class Classification(Task[ImageBatch]):
-    """Which class a picture is of."""
+    """Predicts the class of an image."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("accuracy", True, "{:.1%}"), Metric("loss", False))
     num_sums: ClassVar[int] = 3
 
+    @override
     def loss(self, model: nn.Module, batch: Drawn[ImageBatch], carry: Any = None) -> Outcome:
-        """Cross entropy."""
         return Outcome(functional.cross_entropy(model(batch.data.images), batch.data.labels))
 
+    @override
     def tally(self, model: nn.Module, data: ImageBatch) -> Tensor:
-        """Pictures, those told rightly, cross entropy."""
+        """Number of images, of correct ones, and the sum of the cross entropy."""
         scores = model(data.images)
-        right = (scores.argmax(1) == data.labels).sum()
+        correct = (scores.argmax(1) == data.labels).sum()
         total = functional.cross_entropy(scores, data.labels, reduction="sum")
-        return torch.stack([torch.tensor(len(data.labels)), right.cpu(), total.cpu()]).double()
+        return torch.stack([torch.tensor(len(data.labels)), correct.cpu(), total.cpu()]).double()
 
+    @override
     def scores(self, sums: Tensor) -> Mapping[str, float]:
-        """Share of pictures told rightly, and mean cross entropy."""
-        count, right, total = sums.tolist()
-        return {"accuracy": right / count, "loss": total / count}
+        count, correct, total = sums.tolist()
+        return {"accuracy": correct / count, "loss": total / count}
 
 
 def open_classification(
     architecture: Architecture[Any], preset: Preset, path: Path | None, limits: Limits
 ) -> Classification:
-    """With as many channels and classes as the pictures have."""
+    """Read the images, and build the task for their channels and classes."""
     pair = preset.data.read(path)
     shape = architecture.shape(preset.size, channels=pair.channels, classes=pair.classes)
     train, test = first(pair.train, limits.train), first(pair.test, limits.test)
@@ -93,13 +96,13 @@ def _small(rate: float, side: int, epochs: int = 12) -> Preset:
 
 
 def _on_cifar(preset: Preset) -> Preset:
-    """The same small model on pictures that are harder to tell apart."""
+    """The same small model on CIFAR-10, which is harder."""
     return replace(preset, data=replace(preset.data, source="cifar10"), batch=32, epochs=10)
 
 
 def _workload(model: str, small: Preset, paper: Preset, sources: tuple[str, ...]) -> Workload:
     chosen = presets(default=small, cifar10=_on_cifar(small), paper=paper)
-    return Workload(model, "tells pictures apart", model, sources, chosen, open_classification)
+    return Workload(model, "classifies images", model, sources, chosen, open_classification)
 
 
 VGG16 = _workload(

@@ -1,7 +1,7 @@
-"""The next token of a text, by a model without state: what GPT is trained on.
+"""Next-token prediction by a stateless model: GPT's task.
 
-Every window is a sample of its own. The windows of a part follow each other without overlap and come in a random order,
-so that no byte is a target twice within one pass over the text.
+Every window is a separate sample. The windows of a part do not overlap and come in random order, so no token is a
+target twice within one pass over the text.
 """
 
 from __future__ import annotations
@@ -12,31 +12,34 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from gradsieve.lab.data.corpus import Corpus, in_three
+from gradsieve.lab.data.subset import first, spread
 from gradsieve.lab.data.tokens import Tokens
 from gradsieve.lab.data.windows import TokenBatch, WindowSet
 from gradsieve.lab.models import Architecture
 from gradsieve.lab.workloads.language import SOURCES, TextData, cross_entropy, tally_symbols
 from gradsieve.lab.workloads.optimizer import Adam
 from gradsieve.lab.workloads.schedule import Cosine
-from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first, spread
+from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task
 from gradsieve.lab.workloads.workload import SMALL, Limits, Preset, Workload, presets
 
-EVALUATED_WINDOWS = 2048  # of the scored part, unless asked for otherwise: all of them would take as long as training
-GPUS = "the shape of GPT-2 small, for GPUs; batch, rate and number of epochs chosen here, not tried"
-UNTUNED = "chosen here; the rate is not tuned"
+EVALUATED_WINDOWS = 2048  # default number of scored windows: all of them would take as long as training
+GPUS = "the shape of GPT-2 small, for GPUs; batch, learning rate and epochs chosen here, not tried"
+UNTUNED = "chosen here; the learning rate is not tuned"
 
 
 @dataclass(frozen=True)
 class SplitText(TextData):
-    """A text in three parts. The trained part is the same whichever other part is scored."""
+    """A text in three parts. The training part does not depend on which other part is scored."""
 
     source: str = "library-all"
-    evaluate: str = "test"  # or validation, to tune on
+    evaluate: str = "test"  # or "validation", for tuning
 
+    @override
     def read(self, path: Path | None) -> Tokens:
-        """The part to train on and the part to score, as numbers."""
+        """The training part and the scored part as token ids."""
         parts = in_three(self.corpus(path))
         scored = parts.validation if self.evaluate == "validation" else parts.test
         return self.encode(Corpus(parts.train, scored), path)
@@ -44,27 +47,31 @@ class SplitText(TextData):
 
 @dataclass(frozen=True, eq=False)
 class Generation(Task[TokenBatch]):
-    """Which token comes next, from those before it in the window."""
+    """Predicts the next token from the earlier ones in the window."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("loss", False), Metric("accuracy", True, "{:.1%}"))
     num_sums: ClassVar[int] = 3
 
+    @override
     def loss(self, model: nn.Module, batch: Drawn[TokenBatch], carry: Any = None) -> Outcome:
         """Cross entropy in nats per token."""
         return Outcome(cross_entropy(model(batch.data.inputs), batch.data.targets, "mean"))
 
+    @override
     def tally(self, model: nn.Module, data: TokenBatch) -> Tensor:
-        """Tokens, those told rightly, the sum of their cross entropy."""
         return tally_symbols(model(data.inputs), data.targets)
 
+    @override
     def scores(self, sums: Tensor) -> Mapping[str, float]:
-        """Mean cross entropy in nats per token, and the share told rightly."""
-        count, right, total = sums.tolist()
-        return {"loss": total / count, "accuracy": right / count}
+        count, correct, total = sums.tolist()
+        return {"loss": total / count, "accuracy": correct / count}
 
 
 def open_generation(architecture: Architecture[Any], preset: Preset, path: Path | None, limits: Limits) -> Generation:
-    """With as many tokens and positions as the windows have; scored windows come from the whole part."""
+    """Read the text, and build the task for its vocabulary and window length.
+
+    Scored windows are spread over the whole part.
+    """
     tokens, length = preset.data.read(path), preset.data.length
     shape = architecture.shape(preset.size, vocabulary=tokens.vocabulary, context=length)
     train = first(WindowSet(tokens.train, length), limits.train)
@@ -74,7 +81,7 @@ def open_generation(architecture: Architecture[Any], preset: Preset, path: Path 
 
 
 def _preset(size: str, data: SplitText, epochs: float, rate: float, note: str) -> Preset:
-    """What all sizes share."""
+    """Settings that all sizes share."""
     return Preset(
         size,
         data,
@@ -89,7 +96,7 @@ def _preset(size: str, data: SplitText, epochs: float, rate: float, note: str) -
 
 GPT = Workload(
     "gpt",
-    "tells the next token of a text",
+    "predicts the next token of a text",
     "gpt",
     SOURCES,
     presets(

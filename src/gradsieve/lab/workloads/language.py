@@ -1,7 +1,7 @@
-"""The next symbol of a text: cross entropy, perplexity and accuracy.
+"""Next-symbol prediction by a recurrent model: cross entropy, perplexity and accuracy.
 
-In training the model's state goes from one window to the next (truncated back-propagation through time). In testing
-every window starts afresh, so that scores do not depend on how many workers share the test; test windows are long
+In training the model's state is carried from one window to the next (truncated back-propagation through time). In tests
+every window starts with a zero state, so that scores do not depend on the number of ranks. Test windows are longer
 instead.
 """
 
@@ -16,17 +16,19 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 from gradsieve.lab.data.corpus import Corpus, is_treebank, read_library, read_text
 from gradsieve.lab.data.sampler import Sampler, Share
 from gradsieve.lab.data.stream import StreamSampler
+from gradsieve.lab.data.subset import first
 from gradsieve.lab.data.tokens import Tokens, as_bytes, as_pieces, as_words
 from gradsieve.lab.data.windows import TokenBatch, WindowSet
 from gradsieve.lab.models import Architecture
 from gradsieve.lab.workloads.optimizer import Adam, Sgd
 from gradsieve.lab.workloads.schedule import Cosine, Exponential
-from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
+from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task
 from gradsieve.lab.workloads.workload import (
     GTOPK,
     MEDIUM,
@@ -40,24 +42,24 @@ from gradsieve.lab.workloads.workload import (
 )
 
 SOURCES = ("library", "library-all", "text")
-TEST_WINDOWS = 16  # how much longer a window is in testing
+TEST_WINDOWS = 16  # length of a test window in training windows
 
 
 @dataclass(frozen=True)
 class TextData:
-    """Which text, and how it is cut."""
+    """The source of text, its symbols and its windows."""
 
     source: str = "library"
-    symbols: Literal["bytes", "pieces"] = "bytes"  # pieces say more each, and need a larger model
+    symbols: Literal["bytes", "pieces"] = "bytes"  # a piece carries more information, and needs a larger model
     vocabulary: int = 256
-    length: int = 64  # symbols of a window; more lets gradients reach further back, and costs memory
+    length: int = 64  # symbols per window; longer lets gradients reach further back, and needs more memory
 
     def read(self, path: Path | None) -> Tokens:
-        """Both parts as numbers."""
+        """The training and the test part as symbol ids."""
         return self.encode(self.corpus(path), path)
 
     def corpus(self, path: Path | None) -> Corpus:
-        """The text itself."""
+        """The text."""
         match self.source:
             case "library" | "library-all":
                 return read_library(with_tests=self.source == "library-all")
@@ -66,7 +68,7 @@ class TextData:
         raise unknown_source(self.source, SOURCES)
 
     def encode(self, corpus: Corpus, path: Path | None) -> Tokens:
-        """The text as numbers; Penn Treebank, which is known by its path, comes in words already."""
+        """The text as symbol ids. Penn Treebank, recognized by its path, is already split into words."""
         if self.symbols == "bytes":
             return as_bytes(corpus)
         if self.symbols != "pieces":
@@ -77,7 +79,7 @@ class TextData:
 
 @dataclass(frozen=True, eq=False)
 class Language(Task[TokenBatch]):
-    """Which symbol comes next."""
+    """Predicts the next symbol."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("perplexity", False, "{:.2f}"),
@@ -86,28 +88,29 @@ class Language(Task[TokenBatch]):
     )
     num_sums: ClassVar[int] = 3
 
+    @override
     def sampler(self, rank: int = 0, size: int = 1, seed: int = 0) -> Sampler:
-        """Windows that continue each other."""
+        """A sampler whose batches continue the previous ones."""
         return StreamSampler(Share(len(self.train), self.batch, rank, size, seed))
 
+    @override
     def loss(self, model: nn.Module, batch: Drawn[TokenBatch], carry: Any = None) -> Outcome:
-        """Cross entropy; the state after the last symbol is carried on."""
         scores, after = model(batch.data.inputs, None if batch.fresh else carry)
         return Outcome(cross_entropy(scores, batch.data.targets, "mean"), tuple(part.detach() for part in after))
 
+    @override
     def tally(self, model: nn.Module, data: TokenBatch) -> Tensor:
-        """Symbols, those told rightly, cross entropy."""
         scores, _ = model(data.inputs)
         return tally_symbols(scores, data.targets)
 
+    @override
     def scores(self, sums: Tensor) -> Mapping[str, float]:
-        """Perplexity and cross entropy of a symbol, and the share told rightly."""
-        count, right, total = sums.tolist()
-        return {"perplexity": math.exp(min(total / count, 700)), "loss": total / count, "accuracy": right / count}
+        count, correct, total = sums.tolist()
+        return {"perplexity": math.exp(min(total / count, 700)), "loss": total / count, "accuracy": correct / count}
 
 
 def open_language(architecture: Architecture[Any], preset: Preset, path: Path | None, limits: Limits) -> Language:
-    """With as many symbols as the text has."""
+    """Read the text, and build the task for its vocabulary."""
     tokens = preset.data.read(path)
     length = preset.data.length
     shape = architecture.shape(preset.size, vocabulary=tokens.vocabulary)
@@ -117,20 +120,20 @@ def open_language(architecture: Architecture[Any], preset: Preset, path: Path | 
 
 
 def tally_symbols(scores: Tensor, targets: Tensor) -> Tensor:
-    """Symbols, those told rightly, the sum of their cross entropy."""
-    right = (scores.argmax(2) == targets).sum()
+    """Number of symbols, of correct ones, and the sum of the cross entropy."""
+    correct = (scores.argmax(2) == targets).sum()
     total = cross_entropy(scores, targets, "sum")
-    return torch.stack([torch.tensor(targets.numel()), right.cpu(), total.cpu()]).double()
+    return torch.stack([torch.tensor(targets.numel()), correct.cpu(), total.cpu()]).double()
 
 
 def cross_entropy(scores: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
-    """Of (batch, time, vocabulary) scores for (batch, time) symbols, in nats."""
+    """Cross entropy in nats of (batch, time, vocabulary) scores and (batch, time) symbols."""
     return functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
 LSTM = Workload(
     "lstm",
-    "tells the next symbol of a text",
+    "predicts the next symbol of a text",
     "lstm",
     SOURCES,
     presets(
@@ -139,7 +142,7 @@ LSTM = Workload(
             TextData(length=64),
             batch=16,
             epochs=0.25,
-            # No first moments: dense learns more in as many steps without them, and error feedback is momentum enough.
+            # No first moments: dense learns more per step without them, and error feedback acts like momentum.
             optimizer=Adam(0.012, betas=(0.0, 0.999)),
             schedule=Cosine(0.05),
             clip_norm=1.0,
@@ -161,7 +164,7 @@ LSTM = Workload(
             batch=32,
             epochs=55,
             optimizer=Sgd(1.0, momentum=0.0),
-            schedule=Exponential(hold=14 / 55, final=1.15 ** (14 - 55)),  # Zaremba et al.: by 1.15 an epoch after 14
+            schedule=Exponential(hold=14 / 55, final=1.15 ** (14 - 55)),  # Zaremba et al.: by 1.15 per epoch after 14
             sieve=GTOPK,
             clip_norm=10.0,
             note=PARTLY,

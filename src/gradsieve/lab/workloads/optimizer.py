@@ -1,6 +1,7 @@
-"""Optimizers as settings: what to build, apart from the parameters it will move.
+"""Optimizer settings: an optimizer without its parameters.
 
-Torch's are the fused ones, which go over memory once: Adam's step takes a fifth of the time on a processor.
+torch's optimizers are built with `fused=True`: they pass over memory once, and Adam's step takes a fifth of the time on
+a CPU.
 """
 
 from __future__ import annotations
@@ -11,42 +12,47 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 from gradsieve.optim import LazyAdam
 
 
 class OptimizerSetting(Protocol):
-    """Knows the base rate, which a schedule multiplies."""
+    """Builds an optimizer. `rate` is the base learning rate, which a schedule multiplies."""
 
     @property
-    def rate(self) -> float:
-        """The base rate."""
+    def rate(self) -> float: ...
 
     def build(self, model: nn.Module) -> Optimizer:
-        """For all that is trained in this model."""
+        """An optimizer for all trained parameters of the model."""
+        ...
 
     def at(self, rate: float) -> OptimizerSetting:
-        """With another base rate."""
+        """The same setting with another base learning rate."""
+        ...
 
     def without_momentum(self) -> OptimizerSetting:
-        """At the rate that momentum comes to."""
+        """The same setting without momentum, at the learning rate that momentum amounts to."""
+        ...
 
     def lazy(self) -> OptimizerSetting:
-        """With moments that count deliveries."""
+        """The `LazyAdam` that corresponds to this setting; an error if there is none."""
+        ...
 
 
 @dataclass(frozen=True)
-class Sgd:
+class Sgd(OptimizerSetting):
     """Stochastic gradient descent with momentum."""
 
-    rate: float = 0.1  # more moves faster, and breaks sooner
-    momentum: float = 0.9  # more smooths over more steps
-    weight_decay: float = 0.0  # more keeps weights smaller
+    rate: float = 0.1  # higher learns faster, and diverges earlier
+    momentum: float = 0.9  # higher smooths over more steps
+    weight_decay: float = 0.0  # higher keeps weights smaller
     nesterov: bool = False
 
+    @override
     def build(self, model: nn.Module) -> Optimizer:
-        """Everything decays alike, as in the papers."""
+        """All parameters decay, as in the papers."""
         return torch.optim.SGD(
             model.parameters(),
             self.rate,
@@ -56,71 +62,73 @@ class Sgd:
             fused=True,
         )
 
+    @override
     def at(self, rate: float) -> Sgd:
-        """With another base rate."""
         return replace(self, rate=rate)
 
+    @override
     def without_momentum(self) -> Sgd:
-        """Momentum adds up steps: what is moved in the end is 1 / (1 - momentum) as much."""
+        """Momentum adds up steps: a gradient moves the weights by 1 / (1 - momentum) times as much in total."""
         return replace(self, rate=self.rate / (1 - self.momentum), momentum=0.0, nesterov=False)
 
+    @override
     def lazy(self) -> Sgd:
-        """SGD has no second moments."""
-        raise InputError("lazy is a kind of Adam, and this workload is trained by SGD: take the ending -lazy off")
+        raise InputError("-lazy is a variant of Adam, but this workload is trained with SGD: use a name without -lazy")
 
 
 @dataclass(frozen=True)
-class Adam:
-    """Adam with decay apart from the gradient (AdamW)."""
+class Adam(OptimizerSetting):
+    """Adam with decoupled weight decay (AdamW). Biases and norms do not decay."""
 
-    rate: float = 1e-3  # more moves faster, and breaks sooner
-    weight_decay: float = 0.0  # more keeps weights smaller
-    betas: tuple[float, float] = (0.9, 0.999)  # more smooths over more steps
+    rate: float = 1e-3  # higher learns faster, and diverges earlier
+    weight_decay: float = 0.0  # higher keeps weights smaller
+    betas: tuple[float, float] = (0.9, 0.999)  # higher smooths over more steps
 
+    @override
     def build(self, model: nn.Module) -> Optimizer:
-        """Biases and norms do not decay."""
         return torch.optim.AdamW(_decaying(model, self.weight_decay), self.rate, self.betas, fused=True)
 
+    @override
     def at(self, rate: float) -> Adam:
-        """With another base rate."""
         return replace(self, rate=rate)
 
+    @override
     def without_momentum(self) -> Adam:
-        """Its momentum is a mean: the rate stays."""
+        """Adam's momentum is a mean of gradients, so the learning rate stays."""
         return replace(self, betas=(0.0, self.betas[1]))
 
+    @override
     def lazy(self) -> Lazy:
-        """Without first moments; the rate stays."""
         return Lazy(self.rate, self.weight_decay, self.betas[1])
 
 
 @dataclass(frozen=True)
-class Lazy:
-    """Adam whose moments count deliveries, see `LazyAdam`."""
+class Lazy(OptimizerSetting):
+    """`LazyAdam`: Adam without first moments, with per-entry step counts. Biases and norms do not decay."""
 
-    rate: float = 1e-3  # more moves faster, and breaks sooner
-    weight_decay: float = 0.0  # more keeps weights smaller
-    beta: float = 0.999  # more smooths over more deliveries
+    rate: float = 1e-3  # higher learns faster, and diverges earlier
+    weight_decay: float = 0.0  # higher keeps weights smaller
+    beta: float = 0.999  # higher smooths over more deliveries
 
+    @override
     def build(self, model: nn.Module) -> Optimizer:
-        """Biases and norms do not decay."""
         return LazyAdam(_decaying(model, self.weight_decay), self.rate, self.beta)
 
+    @override
     def at(self, rate: float) -> Lazy:
-        """With another base rate."""
         return replace(self, rate=rate)
 
+    @override
     def without_momentum(self) -> Lazy:
-        """It has none."""
         return self
 
+    @override
     def lazy(self) -> Lazy:
-        """It is."""
         return self
 
 
 def _decaying(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Groups of parameters: matrices decay, biases and norms do not."""
+    """Parameter groups: matrices decay, biases and norms do not."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},

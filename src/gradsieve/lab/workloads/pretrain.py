@@ -1,4 +1,4 @@
-"""BERT's two questions at once: which pieces are hidden, and whether one segment follows the other."""
+"""BERT's pre-training: masked pieces, and whether one segment follows the other."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 from gradsieve.lab.data.masked import MaskedBatch, MaskedSet
+from gradsieve.lab.data.subset import first
 from gradsieve.lab.models import Architecture
 from gradsieve.lab.workloads.language import SOURCES, TextData
 from gradsieve.lab.workloads.optimizer import Adam
 from gradsieve.lab.workloads.schedule import Linear
-from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
+from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task
 from gradsieve.lab.workloads.workload import MEDIUM, PUBLISHED, SMALL, Limits, Preset, Sieve, Workload, presets
 
 
 @dataclass(frozen=True, eq=False)
 class Pretraining(Task[MaskedBatch]):
-    """The sum of both cross entropies is trained; the one of hidden pieces is what runs are compared by."""
+    """Trains the sum of both cross entropies. Runs are compared by that of the masked pieces."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("masked_loss", False),
@@ -32,30 +34,32 @@ class Pretraining(Task[MaskedBatch]):
     )
     num_sums: ClassVar[int] = 5
 
+    @override
     def loss(self, model: nn.Module, batch: Drawn[MaskedBatch], carry: Any = None) -> Outcome:
-        """Both cross entropies, each a mean."""
         data = batch.data
-        words, follows = model(data.tokens, data.segments, data.places)
+        words, follows = model(data.tokens, data.segments, data.masked)
         return Outcome(functional.cross_entropy(words, data.words) + functional.cross_entropy(follows, data.follows))
 
+    @override
     def tally(self, model: nn.Module, data: MaskedBatch) -> Tensor:
-        """Hidden pieces, those told rightly, their cross entropy; pairs, those told rightly."""
-        words, follows = model(data.tokens, data.segments, data.places)
+        """Masked pieces, correct ones, the sum of their cross entropy; pairs of segments, correct ones."""
+        words, follows = model(data.tokens, data.segments, data.masked)
         total = functional.cross_entropy(words, data.words, reduction="sum")
-        right, right_pairs = (words.argmax(1) == data.words).sum(), (follows.argmax(1) == data.follows).sum()
+        correct, correct_pairs = (words.argmax(1) == data.words).sum(), (follows.argmax(1) == data.follows).sum()
         counts = torch.tensor([len(data.words), len(data.follows)]).double()
-        return torch.stack([counts[0], right.cpu(), total.cpu(), counts[1], right_pairs.cpu()]).double()
+        return torch.stack([counts[0], correct.cpu(), total.cpu(), counts[1], correct_pairs.cpu()]).double()
 
+    @override
     def scores(self, sums: Tensor) -> Mapping[str, float]:
-        """Mean cross entropy of a hidden piece, and the shares told rightly."""
-        count, right, total, pairs, right_pairs = sums.tolist()
-        return {"masked_loss": total / count, "masked_accuracy": right / count, "next_accuracy": right_pairs / pairs}
+        count, correct, total, pairs, correct_pairs = sums.tolist()
+        accuracies = {"masked_accuracy": correct / count, "next_accuracy": correct_pairs / pairs}
+        return {"masked_loss": total / count, **accuracies}
 
 
 def open_pretraining(architecture: Architecture[Any], preset: Preset, path: Path | None, limits: Limits) -> Pretraining:
-    """With the pieces of a BPE learned from the text."""
+    """Read the text, and build the task for the pieces of a BPE learned from it."""
     if preset.data.symbols != "pieces":
-        raise InputError(f"BERT reads pieces, got symbols {preset.data.symbols!r}")
+        raise InputError(f"symbols must be pieces for BERT, got {preset.data.symbols!r}")
     tokens = preset.data.read(path)
     shape = architecture.shape(preset.size, vocabulary=tokens.vocabulary)
     if preset.data.length > shape.positions:
@@ -67,7 +71,7 @@ def open_pretraining(architecture: Architecture[Any], preset: Preset, path: Path
 
 BERT = Workload(
     "bert",
-    "tells hidden word pieces, and whether segments belong together",
+    "predicts masked word pieces, and whether one segment follows the other",
     "bert",
     SOURCES,
     presets(

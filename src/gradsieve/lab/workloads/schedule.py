@@ -1,6 +1,6 @@
-"""How the learning rate moves over a run: the share of the run that is done in, a factor of the base rate out.
+"""Learning rate schedules: functions from the completed share of a run to a factor of the base learning rate.
 
-Being functions of the share alone, schedules have no state to save, and a shorter run keeps their shape.
+They depend on nothing else, so there is no state to save, and a shorter run has a schedule of the same shape.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from gradsieve.errors import InputError
 
 
 class RateSchedule(Protocol):
-    """From 0, the start, to 1, the end."""
+    """A learning rate schedule."""
 
     def factor(self, share: float) -> float:
-        """Of the base rate."""
+        """The factor of the base learning rate, for a share between 0, the start, and 1, the end."""
+        ...
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Up from nothing while warming up, then down by a factor at each milestone."""
+class Steps(RateSchedule):
+    """Linear warm-up from zero, then a drop by a factor at each milestone."""
 
-    warmup: float = 0.0  # share of the run; more is gentler
+    warmup: float = 0.0  # share of the run; longer is gentler
     milestones: tuple[float, ...] = ()  # shares of the run
     drop: float = 0.1
 
@@ -34,70 +36,70 @@ class Steps:
         for milestone in self.milestones:
             _require_share("a milestone", milestone)
 
+    @override
     def factor(self, share: float) -> float:
-        """Of the base rate."""
         passed = sum(share >= milestone for milestone in self.milestones)
-        return _warming(share, self.warmup) * self.drop**passed
+        return _warmed_up(share, self.warmup) * self.drop**passed
 
 
 @dataclass(frozen=True)
-class Linear:
-    """Up from nothing while warming up, then in a straight line to nothing."""
+class Linear(RateSchedule):
+    """Linear warm-up from zero, then linear decay to zero."""
 
     warmup: float = 0.1
 
     def __post_init__(self) -> None:
         _require_share("warmup", self.warmup)
 
+    @override
     def factor(self, share: float) -> float:
-        """Of the base rate."""
         falling = (1 - share) / (1 - self.warmup) if self.warmup < 1 else 1.0
-        return max(0.0, min(_warming(share, self.warmup), falling))
+        return max(0.0, min(_warmed_up(share, self.warmup), falling))
 
 
 @dataclass(frozen=True)
-class Cosine:
-    """Up from nothing while warming up, then along half a cosine to the final factor."""
+class Cosine(RateSchedule):
+    """Linear warm-up from zero, then half a cosine down to the final factor."""
 
     warmup: float = 0.05
-    final: float = 0.0  # factor of the base rate at the end
+    final: float = 0.0  # factor at the end
 
     def __post_init__(self) -> None:
         _require_share("warmup", self.warmup)
         if not 0 <= self.final <= 1:
-            raise InputError(f"final must be a factor of the base rate, from 0 to 1, got {self.final}")
+            raise InputError(f"final must be a factor of the base learning rate, from 0 to 1, got {self.final}")
 
+    @override
     def factor(self, share: float) -> float:
-        """Of the base rate."""
         if share < self.warmup:
-            return _warming(share, self.warmup)
+            return _warmed_up(share, self.warmup)
         done = min(1.0, (share - self.warmup) / max(1e-9, 1 - self.warmup))
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 @dataclass(frozen=True)
-class Exponential:
-    """The base rate for a while, then down by the same factor in equal times."""
+class Exponential(RateSchedule):
+    """Constant for a while, then exponential decay."""
 
-    hold: float = 0.0  # share of the run before it falls
+    hold: float = 0.0  # share of the run before the decay
     final: float = 0.01  # factor at the end
 
     def __post_init__(self) -> None:
         _require_share("hold", self.hold)
 
+    @override
     def factor(self, share: float) -> float:
-        """Of the base rate."""
         done = max(0.0, (share - self.hold) / max(1e-9, 1 - self.hold))
         return float(self.final ** min(1.0, done))
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """The same in all groups of parameters."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
-def _warming(share: float, warmup: float) -> float:
+def _warmed_up(share: float, warmup: float) -> float:
     return min(1.0, share / warmup) if warmup > 0 else 1.0
 
 

@@ -1,10 +1,10 @@
-"""What a trainer needs to know of a task, so that one trainer serves all.
+"""The interface between tasks and trainers: any trainer can train any task.
 
 task = WORKLOADS["resnet20"].open("default")
 model, sampler = task.model(seed), task.sampler(rank, size, seed)
 for batch in task.batches(sampler):               # the rest of the current epoch
-    loss, carry = task.loss(model, batch, carry)  # carry: None at first; what a recurrent model hands on
-sums = task.measure(model, rank, size)            # a few numbers; add them up over ranks, then:
+    loss, carry = task.loss(model, batch, carry)  # carry: the state of a recurrent model, None at first
+sums = task.measure(model, rank, size)            # a few numbers; add them over ranks, then:
 task.scores(sums)                                 # {"accuracy": ..., "loss": ...}
 """
 
@@ -27,23 +27,23 @@ B = TypeVar("B", bound=tuple[Any, ...])
 
 
 class Outcome(NamedTuple):
-    """Of one batch."""
+    """The loss of one batch."""
 
     loss: Tensor
-    carry: Any = None  # for the next batch; plain tensors, detached
+    carry: Any = None  # state for the next batch; plain tensors, detached
 
 
 class Drawn(NamedTuple, Generic[B]):
-    """A batch, and whether it continues the one before."""
+    """A batch from the sampler."""
 
     data: B
-    fresh: bool
+    fresh: bool  # it does not continue the previous batch: carry no state over
     epoch: int
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How a score is called, read and written."""
+    """The name of a score, its direction and its format."""
 
     name: str
     higher_is_better: bool
@@ -52,56 +52,59 @@ class Metric:
 
 @dataclass(frozen=True, eq=False)
 class Task(ABC, Generic[B]):
-    """Data, model and question, ready to be trained."""
+    """Data, model and loss, ready to be trained."""
 
     train: Dataset[B]
     test: Dataset[B]
     architecture: Architecture[Any]
     shape: Any
-    batch: int  # samples a worker and step
-    test_batch: int = 256  # more is faster and takes more memory
+    batch: int  # samples per rank and step
+    test_batch: int = 256  # larger is faster, and takes more memory
 
-    metrics: ClassVar[tuple[Metric, ...]]  # the first is the one to compare by
+    metrics: ClassVar[tuple[Metric, ...]]  # runs are compared by the first one
+    num_sums: ClassVar[int]  # length of the tensor that `tally` returns
 
     def __post_init__(self) -> None:
         if not len(self.train) or not len(self.test):
-            raise InputError(f"{len(self.train)} samples to train on and {len(self.test)} to test on: both need some")
+            raise InputError(
+                f"both parts need at least 1 sample, got {len(self.train)} to train on and {len(self.test)} to test on"
+            )
 
     def model(self, seed: int = 0) -> nn.Module:
-        """A fresh one, the same for the same seed."""
+        """A new model; the seed decides its initial weights."""
         return self.architecture.build(self.shape, seed)
 
     def num_parameters(self) -> int:
-        """Without the memory of a model."""
+        """Number of trained parameters, without allocating them."""
         with torch.device("meta"):
             return count_parameters(self.architecture.make(self.shape))
 
     def sampler(self, rank: int = 0, size: int = 1, seed: int = 0) -> Sampler:
-        """This rank's samples of every epoch."""
+        """A sampler of this rank's share of every epoch."""
         return ShuffledSampler(Share(len(self.train), self.batch, rank, size, seed))
 
     def batches(self, sampler: Sampler, device: torch.device | str = "cpu") -> Iterator[Drawn[B]]:
-        """The rest of the current epoch."""
+        """The batches of the rest of the current epoch."""
         for draw in sampler:
             data = self.train.batch(draw.indices, generator_of(draw.seed))
             yield Drawn(moved(data, device), draw.fresh, draw.epoch)
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Drawn[B], carry: Any = None) -> Outcome:
-        """To be differentiated; the mean over the batch."""
+        """The mean loss over the batch, to be differentiated, and the state for the next batch."""
 
     @abstractmethod
     def tally(self, model: nn.Module, data: B) -> Tensor:
-        """What `scores` needs of this batch, as float64 numbers that may be added up over batches and ranks."""
+        """What `scores` needs from this batch: float64 numbers that can be added over batches and ranks."""
 
     @abstractmethod
     def scores(self, sums: Tensor) -> Mapping[str, float]:
-        """The metrics, from all that was tallied."""
+        """The metrics, from the sum of all tallies."""
 
     def measure(self, model: nn.Module, rank: int = 0, size: int = 1, limit: int | None = None) -> Tensor:
-        """Sums over this rank's part of the test data, or of its first `limit` samples.
+        """The sum of all tallies over this rank's share of the test data, or of its first `limit` samples.
 
-        Give the bare model, not one wrapped for data-parallel training: nothing is communicated here.
+        Pass the bare model, not one wrapped in DDP: nothing is communicated here.
         """
         was_training = model.training
         model.eval()
@@ -114,60 +117,12 @@ class Task(ABC, Generic[B]):
         model.train(was_training)
         return sums
 
-    num_sums: ClassVar[int]
-
     def evaluate(self, model: nn.Module, limit: int | None = None) -> Mapping[str, float]:
-        """The metrics, in one process."""
+        """The metrics, computed in one process."""
         return self.scores(self.measure(model, limit=limit))
 
 
-@dataclass(frozen=True, eq=False)
-class First(Generic[B]):
-    """The first samples of a dataset."""
-
-    dataset: Dataset[B]
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> B:
-        """These samples."""
-        return self.dataset.batch(indices, generator)
-
-
-@dataclass(frozen=True, eq=False)
-class Spread(Generic[B]):
-    """Samples at equal distances over a whole dataset."""
-
-    dataset: Dataset[B]
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> B:
-        """These samples."""
-        return self.dataset.batch(indices * len(self.dataset) // self.count, generator)
-
-
-def spread(dataset: Dataset[B], count: int) -> Dataset[B]:
-    """At most so many samples, from everywhere in the dataset."""
-    if count < 1:
-        raise InputError(f"at least 1 sample is needed, got {count}")
-    return dataset if count >= len(dataset) else Spread(dataset, count)
-
-
-def first(dataset: Dataset[B], count: int | None) -> Dataset[B]:
-    """At most so many samples; all, if none is said."""
-    if count is None or count >= len(dataset):
-        return dataset
-    if count < 1:
-        raise InputError(f"at least 1 sample is needed, got {count}")
-    return First(dataset, count)
-
-
 def moved(data: B, device: torch.device | str) -> B:
-    """The same batch on another device."""
+    """The batch on another device."""
     kind: Any = type(data)
     return kind(*(part.to(device) for part in data))  # type: ignore[no-any-return]

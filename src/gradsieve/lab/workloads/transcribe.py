@@ -10,15 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from gradsieve.lab.data.an4 import read_an4
 from gradsieve.lab.data.features import FeatureKind
 from gradsieve.lab.data.speech import BLANK, SpeechBatch, SpeechPair, decode, edit_distance, greedy
 from gradsieve.lab.data.spoken import read_synthetic
+from gradsieve.lab.data.subset import first
 from gradsieve.lab.models import Architecture
 from gradsieve.lab.workloads.optimizer import Adam, Sgd
 from gradsieve.lab.workloads.schedule import Cosine
-from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task, first
+from gradsieve.lab.workloads.task import Drawn, Metric, Outcome, Task
 from gradsieve.lab.workloads.workload import PUBLISHED, SMALL, Limits, Preset, Workload, presets, unknown_source
 
 SOURCES = ("synthetic", "an4")
@@ -26,15 +28,15 @@ SOURCES = ("synthetic", "an4")
 
 @dataclass(frozen=True)
 class SpeechData:
-    """Which recordings, and what the model hears of them."""
+    """The source of recordings and their features."""
 
     source: str = "synthetic"
-    features: FeatureKind = "cepstra"  # spectrogram says more, and makes the model larger and slower
-    num_train: int = 600  # generated utterances; recordings are as many as there are
+    features: FeatureKind = "cepstra"  # a spectrogram carries more information, and makes the model larger and slower
+    num_train: int = 600  # of generated utterances; of recordings, all are used
     num_test: int = 100
 
     def read(self, path: Path | None) -> SpeechPair:
-        """Both parts."""
+        """The training and the test part."""
         match self.source:
             case "synthetic":
                 return read_synthetic(self.features, self.num_train, self.num_test)
@@ -45,7 +47,7 @@ class SpeechData:
 
 @dataclass(frozen=True, eq=False)
 class Transcription(Task[SpeechBatch]):
-    """What was said."""
+    """Transcribes speech."""
 
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("character_error_rate", False, "{:.1%}"),
@@ -54,25 +56,28 @@ class Transcription(Task[SpeechBatch]):
     )
     num_sums: ClassVar[int] = 6
 
+    @override
     def loss(self, model: nn.Module, batch: Drawn[SpeechBatch], carry: Any = None) -> Outcome:
-        """Of an utterance: the sum over its labels, as the papers' rate and clipping suppose."""
+        """Mean over utterances of the sum over labels, as the papers' learning rate and clipping assume."""
         scores, lengths = model(batch.data.frames, batch.data.lengths)
         return Outcome(_ctc(scores, lengths, batch.data) / len(lengths))
 
+    @override
     def tally(self, model: nn.Module, data: SpeechBatch) -> Tensor:
-        """Characters and wrong ones, words and wrong ones, utterances and their loss."""
+        """Numbers of characters, character errors, words, word errors and utterances, and the sum of the loss."""
         scores, lengths = model(data.frames, data.lengths)
-        said = [decode(labels.tolist()) for labels in torch.split(data.labels.cpu(), data.label_lengths.tolist())]
-        heard = [greedy(row[:length]) for row, length in zip(scores.cpu(), lengths.tolist(), strict=True)]
-        pairs = list(zip(said, heard, strict=True))
+        texts = [decode(labels.tolist()) for labels in torch.split(data.labels.cpu(), data.label_lengths.tolist())]
+        decoded = [greedy(row[:length]) for row, length in zip(scores.cpu(), lengths.tolist(), strict=True)]
+        pairs = list(zip(texts, decoded, strict=True))
         wrong = sum(edit_distance(*pair) for pair in pairs)
         wrong_words = sum(edit_distance(one.split(), other.split()) for one, other in pairs)
-        words = sum(len(text.split()) for text in said)
+        words = sum(len(text.split()) for text in texts)
         total = float(_ctc(scores, lengths, data))
-        return torch.tensor([sum(map(len, said)), wrong, words, wrong_words, len(said), total], dtype=torch.float64)
+        return torch.tensor([sum(map(len, texts)), wrong, words, wrong_words, len(texts), total], dtype=torch.float64)
 
+    @override
     def scores(self, sums: Tensor) -> Mapping[str, float]:
-        """Edits a character and a word, and the mean loss of an utterance."""
+        """Edits per character and per word, and the mean loss per utterance."""
         characters, wrong, words, wrong_words, count, total = sums.tolist()
         return {
             "character_error_rate": wrong / characters,
@@ -84,7 +89,7 @@ class Transcription(Task[SpeechBatch]):
 def open_transcription(
     architecture: Architecture[Any], preset: Preset, path: Path | None, limits: Limits
 ) -> Transcription:
-    """With as many features as the recordings have."""
+    """Read the recordings, and build the task for their number of features."""
     pair = preset.data.read(path)
     shape = architecture.shape(preset.size, features=pair.features)
     train, test = first(pair.train, limits.train), first(pair.test, limits.test)
@@ -92,21 +97,21 @@ def open_transcription(
 
 
 def _ctc(scores: Tensor, lengths: Tensor, data: SpeechBatch) -> Tensor:
-    """The sum over the batch; an utterance too short for its labels counts as nothing."""
+    """The sum over the batch. An utterance that is too short for its labels counts as zero."""
     return functional.ctc_loss(
         scores.transpose(0, 1), data.labels, lengths, data.label_lengths, BLANK, reduction="sum", zero_infinity=True
     )
 
 
 def _small(data: SpeechData, epochs: int) -> Preset:
-    # No first moments, as for the language model: with them dense has hardly begun where it is done without.
+    # No first moments, as for the LSTM: with them, dense learns much more slowly.
     optimizer = Adam(4e-3, betas=(0.0, 0.999))
     return Preset("small", data, 8, epochs, optimizer, Cosine(0.05), clip_norm=400.0, note=SMALL)
 
 
 DEEPSPEECH = Workload(
     "deepspeech",
-    "writes down what is said",
+    "transcribes speech",
     "deepspeech",
     SOURCES,
     presets(

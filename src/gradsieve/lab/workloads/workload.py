@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sieve:
-    """What a preset exchanges by, unless the user says otherwise."""
+    """A preset's recipe, density and periods."""
 
     recipe: str = "oktopk"
-    density: float = 0.02  # share of entries that is sent: more is closer to dense, and slower
-    warmup: tuple[float, ...] = ()  # densities of the first epochs, one each
-    threshold_every: int = 32  # Ok-Topk: steps between exact local thresholds; more saves passes
-    repartition_every: int = 64  # Ok-Topk: steps between cuts of the regions; fewer follows moving gradients closer
+    density: float = 0.02  # share of entries that is sent; higher is closer to dense, and slower
+    warmup: tuple[float, ...] = ()  # densities of the first epochs, one per epoch
+    threshold_every: int = 32  # Ok-Topk: steps between exact local thresholds; longer saves passes over memory
+    repartition_every: int = 64  # Ok-Topk: steps between new cuts of the regions; shorter adapts faster
 
     def __post_init__(self) -> None:
         for density in (self.density, *self.warmup):
@@ -36,7 +36,7 @@ class Sieve:
                 raise InputError(f"density must be in (0, 1], got {density}")
 
     def density_at(self, epoch: int) -> float:
-        """In this epoch."""
+        """The density in this epoch."""
         return self.warmup[epoch] if epoch < len(self.warmup) else self.density
 
     def build(self) -> Recipe:
@@ -51,22 +51,22 @@ class Preset:
     """How to train a workload."""
 
     size: str  # of the model, see `Architecture.sizes`
-    data: Any  # the task's own settings: source, and how samples are cut
-    batch: int  # samples a worker and step
-    epochs: float  # may be part of one: stop when so much is done
+    data: Any  # the task's data settings: source, and the form of samples
+    batch: int  # samples per rank and step
+    epochs: float  # may be a fraction
     optimizer: OptimizerSetting
     schedule: RateSchedule = field(default_factory=Steps)
     sieve: Sieve = field(default_factory=Sieve)
-    clip_norm: float | None = None  # gradients longer than this are shortened to it; None never
-    note: str = ""  # where it comes from
+    clip_norm: float | None = None  # gradients are clipped to this norm; None is never
+    note: str = ""  # where the settings come from
 
     def rate(self, progress: float) -> float:
-        """The learning rate after so many epochs."""
+        """The learning rate after `progress` epochs."""
         return self.optimizer.rate * self.schedule.factor(min(1.0, progress / self.epochs))
 
 
 class Limits(NamedTuple):
-    """At most so many samples; None for all."""
+    """Maximum number of samples; None is all."""
 
     train: int | None = None
     test: int | None = None
@@ -74,14 +74,13 @@ class Limits(NamedTuple):
 
 ALL = Limits()
 PUBLISHED = "batch, optimizer, schedule, density and periods of the Ok-Topk paper"
-PARTLY = "density and its warm-up from the gTop-k paper; rate, schedule and number of epochs as usual for the model"
-SMALL = "chosen here to learn within minutes on two cores"
-MEDIUM = "chosen here for a model in a size that others have published, to be raced on slow links"
+PARTLY = "density and its warm-up from the gTop-k paper; learning rate, schedule and epochs as usual for the model"
+SMALL = "chosen here, to learn within minutes on two cores"
+MEDIUM = "chosen here, for a model in a published size, for races on slow links"
 GTOPK = Sieve("gtopk", density=0.001, warmup=(0.015625, 0.004))
 
 
 def presets(**named: Preset) -> Registry[Preset]:
-    """By name."""
     return Registry("preset", named)
 
 
@@ -90,7 +89,7 @@ Open = Callable[[Architecture[Any], Preset, Path | None, Limits], "Task[Any]"]
 
 @dataclass(frozen=True)
 class Workload:
-    """One of the papers' tasks."""
+    """One of the papers' tasks: a model, data sources and presets."""
 
     name: str
     description: str
@@ -103,10 +102,10 @@ class Workload:
     def preset(
         self, name: str = "default", source: str | None = None, evaluate: str = "test", **changes: Any
     ) -> Preset:
-        """The named preset; source of data, the part to be scored, and any of its fields may be put in."""
+        """The named preset, with another data source, another scored part, or other values of its fields."""
         chosen = replace(self.presets[name], **changes)
         if evaluate not in self.evaluates:
-            raise InputError(f"{self.name} can be evaluated on {' or '.join(self.evaluates)} only, got {evaluate!r}")
+            raise InputError(f"{self.name} can only be evaluated on {' or '.join(self.evaluates)}, got {evaluate!r}")
         if evaluate != "test":
             chosen = replace(chosen, data=replace(chosen.data, evaluate=evaluate))
         if source is None:
@@ -116,13 +115,13 @@ class Workload:
         return replace(chosen, data=replace(chosen.data, source=source))
 
     def open(self, preset: Preset | str = "default", path: Path | None = None, limits: Limits = ALL) -> Task[Any]:
-        """Read the data, from `path` where the source is what the user has; ready to train."""
+        """Read the data and return the task. `path` is the folder of the user's own data, if the source needs one."""
         chosen = self.preset(preset) if isinstance(preset, str) else preset
         return self.open_task(MODELS[self.model], chosen, path, limits)
 
 
 def unknown_source(source: str, allowed: tuple[str, ...]) -> UnknownNameError:
-    """In the words of a registry."""
+    """The error that a registry of the allowed sources raises."""
     try:
         Registry("source of data", dict.fromkeys(allowed))[source]
     except UnknownNameError as error:

@@ -1,15 +1,16 @@
-"""torch's batched PowerSGD, mended: a bucket is one square matrix, not one for each layer.
+"""torch's batched PowerSGD, repaired: a bucket is one square matrix, instead of one matrix per layer.
 
-On torch 2.13 `batched_powerSGD_hook` always fails: it orthogonalizes matrices by a function that takes only batches of
-them. Here are the same arithmetic and the same two all_reduces, one after the other, since the whole model is one
-bucket and there is nothing to overlap:
-1. M = gradient + error of the step before, filled up with zeros to a square
-2. P = M Q, with Q orthonormal; summed over ranks; orthonormalized
+On torch 2.13 `batched_powerSGD_hook` always fails: it orthogonalizes its matrices with a function that accepts only
+batches of matrices. The arithmetic and the two all_reduce calls are the same here. The calls are blocking: the whole
+model is one bucket, so there is nothing to overlap.
+
+1. M = gradient + error of the previous step, padded with zeros to a square matrix
+2. P = M Q, with Q orthonormal; P is summed over ranks and orthonormalized
 3. Q = M' P, averaged over ranks
-4. the mean is P Q'; the error is what it lacks of M
+4. the mean is P Q'; the error is M - P Q'
 """
 
-# No `from __future__ import annotations`: DDP looks at the annotations of hooks and refuses those that are text.
+# No `from __future__ import annotations`: DDP reads the annotations of a hook and refuses strings.
 
 from dataclasses import dataclass, field
 from math import isqrt
@@ -19,25 +20,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _orthogonalize
 
-SEED = 0  # of the first Q, the same on all ranks; torch's default
+SEED = 0  # for the first Q, which must be equal on all ranks; torch's default
 
 
 @dataclass
 class BatchedPowerSgd:
-    """What is kept between steps."""
+    """State of the hook between steps."""
 
-    rank: int  # of the approximation: more is closer, and slower
-    start: int  # the step it begins at; exchanged dense before
+    rank: int  # of the approximation: higher is more accurate, and slower
+    start: int  # first step that compresses; earlier steps are dense
     step: int = 0
-    errors: dict[int, Tensor] = field(default_factory=dict)  # by bucket
-    factors: dict[int, Tensor] = field(default_factory=dict)
+    errors: dict[int, Tensor] = field(default_factory=dict)  # by bucket index
+    factors: dict[int, Tensor] = field(default_factory=dict)  # Q, by bucket index
 
 
 def batched_power_sgd_hook(
     state: BatchedPowerSgd,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
-    """DDP's way in."""
     grad = bucket.buffer()
     if state.step < state.start:
         dist.all_reduce(grad)
@@ -51,27 +51,27 @@ def batched_power_sgd_hook(
 
 
 def square_side(numel: int) -> int:
-    """Of the smallest square that holds so many entries."""
+    """The side of the smallest square matrix with at least `numel` entries."""
     return isqrt(max(0, numel - 1)) + 1
 
 
 def approximate(state: BatchedPowerSgd, bucket: int, grad: Tensor) -> None:
-    """Overwrite a bucket's gradient with the mean of low rank; all ranks together."""
+    """Overwrite a bucket's gradient with the low-rank mean. All ranks call it together."""
     numel, side = grad.numel(), square_side(grad.numel())
     if bucket not in state.errors:
         generator = torch.Generator().manual_seed(SEED)
         state.errors[bucket] = grad.new_zeros(side * side)
         state.factors[bucket] = torch.randn(side, state.rank, generator=generator).to(grad)
     flat, right = state.errors[bucket], state.factors[bucket]
-    flat[:numel] += grad
+    flat[:numel] += grad  # 1
     matrix = flat.view(side, side)
     _orthogonalize(right.unsqueeze(0))  # type: ignore[no-untyped-call]
-    left = matrix @ right
+    left = matrix @ right  # 2
     dist.all_reduce(left)
     _orthogonalize(left.unsqueeze(0))  # type: ignore[no-untyped-call]
-    torch.matmul(matrix.T, left, out=right)
+    torch.matmul(matrix.T, left, out=right)  # 3
     dist.all_reduce(right)
     right.div_(dist.get_world_size())
-    mean = (left @ right.T).view(-1)
+    mean = (left @ right.T).view(-1)  # 4
     flat -= mean
     grad.copy_(mean[:numel])

@@ -1,8 +1,8 @@
-"""Local ranks: real processes on this machine that form a Gloo group, over loopback or where they are placed.
+"""Rank processes: ranks as real processes on this machine that form a Gloo group, over loopback or a built network.
 
-Processes are spawned, never forked: compiled kernels and torch's threads do not survive a fork. Each has a pipe to the
-parent for progress, its result, or its failure. However a worker ends, the parent hears of it and ends the others;
-however the parent ends, the workers end too.
+Processes are spawned, never forked: compiled kernels and torch's threads do not survive a fork. Each process has a pipe
+to the parent for its reports, its result or its failure. However a rank process ends, the parent notices and ends the
+others. However the parent ends, the rank processes end too.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from gradsieve.lab.interrupts import held_back
 from gradsieve.lab.machine import num_cores
 
 TIMEOUT_SECONDS = 300.0
-CAUSE_SECONDS = 2.0  # how long after a failure that only says "a peer is lost" the cause may take to arrive
+CAUSE_SECONDS = 2.0  # how long to wait for the cause after a failure that only says that a peer was lost
 
 Tell = Callable[[Any], None]
 Work = Callable[..., Any]
-"""A module-level function `work(worker, *arguments)`; arguments, result and reports must be picklable."""
+"""A module-level function `work(process, *arguments)`; arguments, result and reports must be picklable."""
 
-Place = Callable[[int], str]
-"""Called first in a rank's process: moves it to where that rank belongs; gives the interface it shall use."""
+JoinNetwork = Callable[[int], str]
+"""Called first in each rank process, with the rank. Enters that rank's network and returns the interface to use."""
 
 
-class WorkerError(GradsieveError, RuntimeError):
-    """A worker failed; the sentence has its rank and its message."""
+class RankProcessError(GradsieveError, RuntimeError):
+    """A rank process failed; the message contains its rank and its error."""
 
     def __init__(self, sentence: str, rank: int) -> None:
         super().__init__(sentence)
@@ -50,91 +50,94 @@ class WorkerError(GradsieveError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Worker:
-    """What a worker knows of itself, inside an initialized process group."""
+class RankProcess:
+    """Passed to the work function of each rank, inside an initialized process group."""
 
     rank: int
     size: int
-    report: Tell  # sends something to the parent while the work goes on
+    report: Tell  # sends an object to the parent while the work goes on
 
 
 class Failure(NamedTuple):
-    """What a worker says last."""
+    """The last message of a rank process that failed."""
 
     rank: int
     sentence: str
-    is_consequence: bool  # it lost a peer: that one's failure is the cause
+    is_consequence: bool  # it only lost a peer: the failure of that peer is the cause
 
 
 class Message(NamedTuple):
-    """What travels from a worker to the parent."""
+    """Sent from a rank process to the parent."""
 
     kind: str  # "report", "result" or "failure"
     content: Any
 
 
-def threads_per_worker(size: int) -> int:
-    """An equal share of the cores."""
+def threads_per_rank(size: int) -> int:
+    """An equal share of the cores, at least one."""
     return max(1, num_cores() // size)
 
 
-def on_loopback(rank: int) -> str:
-    """The usual place: this machine, and an interface that nothing else hears."""
+def join_loopback(rank: int) -> str:
+    """Stay in the machine's own network and use its loopback interface."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), names[0])
 
 
-def run_workers(
+def run_rank_processes(
     size: int,
     work: Work,
     *arguments: Any,
     on_report: Tell | None = None,
-    place: Place = on_loopback,
+    join_network: JoinNetwork = join_loopback,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> list[Any]:
-    """Run `work(worker, *arguments)` on `size` processes; the results in rank order.
+    """Run `work(process, *arguments)` in `size` processes and return the results in rank order.
 
-    The timeout is that of the process group: how long a rank waits for its peers. Raises `WorkerError` with the rank
-    and message of the worker that failed first.
+    The timeout is that of the process group: how long a rank waits for its peers.
+
+    Raises:
+        RankProcessError: With the rank and the error of the process that failed first.
     """
     if size < 1:
         raise InputError(f"ranks must be at least 1, got {size}")
     with tempfile.TemporaryDirectory(prefix="gradsieve-") as folder:
-        post = _Post(size, str(Path(folder) / "store"), place, timeout_seconds)
-        staff = _Staff(post, work, arguments)
+        group = _Group(size, str(Path(folder) / "store"), join_network, timeout_seconds)
+        processes = _Processes(group, work, arguments)
         try:
-            staff.start()
-            return staff.results(on_report or (lambda content: None))
+            processes.start()
+            return processes.results(on_report or (lambda content: None))
         finally:
-            staff.dismiss()
+            processes.stop()
 
 
-class _Post(NamedTuple):
-    """What all workers are told about where they stand."""
+class _Group(NamedTuple):
+    """What every rank process needs to join the process group."""
 
     size: int
     store: str
-    place: Place
+    join_network: JoinNetwork
     timeout_seconds: float
 
 
-class _Staff:
-    """The processes and the parent's ends of their pipes."""
+class _Processes:
+    """The parent's side: all processes, and the parent's ends of their pipes."""
 
-    def __init__(self, post: _Post, work: Work, arguments: tuple[Any, ...]) -> None:
-        self.size = post.size
-        self.seat = (post, work, arguments)
+    def __init__(self, group: _Group, work: Work, arguments: tuple[Any, ...]) -> None:
+        self.size = group.size
+        self.target_arguments = (group, work, arguments)
         self.processes: list[BaseProcess] = []
         self.pipes: dict[Connection, int] = {}
         self.finished: dict[int, Any] = {}
 
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        resource_tracker.ensure_running()  # or starting the first process would start it, and unblock
+        resource_tracker.ensure_running()  # otherwise the first process starts it, and that unblocks signals
         with held_back(signal.SIGINT):
             for rank in range(self.size):
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_worker_main, args=(theirs, rank, *self.seat), daemon=True)
+                arguments = (theirs, rank, *self.target_arguments)
+                process = context.Process(target=_process_main, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
                 self.processes.append(process)
@@ -144,14 +147,14 @@ class _Staff:
         while self.pipes:
             for pipe in wait(list(self.pipes)):
                 assert isinstance(pipe, Connection)
-                failure = self._heard(pipe, on_report)
+                failure = self._receive(pipe, on_report)
                 if failure is not None:
                     cause = self._cause(failure)
-                    raise WorkerError(cause.sentence, cause.rank)
+                    raise RankProcessError(cause.sentence, cause.rank)
         return [self.finished[rank] for rank in range(self.size)]
 
-    def dismiss(self) -> None:
-        """End what still runs, politely first."""
+    def stop(self) -> None:
+        """End the processes that still run: SIGTERM first, SIGKILL after ten seconds."""
         for process in self.processes:
             if len(self.finished) < self.size:
                 process.terminate()
@@ -163,8 +166,8 @@ class _Staff:
         for pipe in self.pipes:
             pipe.close()
 
-    def _heard(self, pipe: Connection, on_report: Tell) -> Failure | None:
-        """Take one message; a pipe that closes without a result is a failure."""
+    def _receive(self, pipe: Connection, on_report: Tell) -> Failure | None:
+        """Take one message. A pipe that closes without a result is a failure."""
         rank = self.pipes[pipe]
         try:
             message: Message = pipe.recv()
@@ -173,7 +176,7 @@ class _Staff:
             pipe.close()
             return None if rank in self.finished else self._vanished(rank)
         if message.kind == "failure":
-            # Its last word: that the pipe then closes says nothing more.
+            # A failure is the last message: when the pipe closes afterwards, that is no second failure.
             del self.pipes[pipe]
             pipe.close()
             failure: Failure = message.content
@@ -192,49 +195,49 @@ class _Staff:
         if code is not None and code < 0:
             how = f"signal {signal.Signals(-code).name}"
             how += " (is the machine out of memory?)" if -code == signal.SIGKILL else ""
-        return Failure(rank, f"rank {rank} ended without a word, by {how}", False)
+        return Failure(rank, f"rank {rank} ended without an error message, by {how}", False)
 
     def _cause(self, first: Failure) -> Failure:
-        """The failure that others only follow from, if it arrives soon."""
+        """The failure that caused the first one, if it arrives within `CAUSE_SECONDS`."""
         deadline = time.monotonic() + CAUSE_SECONDS
         known = first
         while known.is_consequence and self.pipes and (left := deadline - time.monotonic()) > 0:
             for pipe in wait(list(self.pipes), left):
                 assert isinstance(pipe, Connection)
-                known = _weightier(known, self._heard(pipe, lambda content: None))
+                known = _more_likely_cause(known, self._receive(pipe, lambda content: None))
         return known
 
 
-def _weightier(known: Failure, other: Failure | None) -> Failure:
+def _more_likely_cause(known: Failure, other: Failure | None) -> Failure:
     return known if other is None or other.is_consequence else other
 
 
-def _worker_main(pipe: Connection, rank: int, post: _Post, work: Work, arguments: tuple[Any, ...]) -> None:
+def _process_main(pipe: Connection, rank: int, group: _Group, work: Work, arguments: tuple[Any, ...]) -> None:
     _end_with_parent()
     try:
-        os.environ["GLOO_SOCKET_IFNAME"] = post.place(rank)
-        result = _in_group(pipe, rank, post, work, arguments)
+        os.environ["GLOO_SOCKET_IFNAME"] = group.join_network(rank)
+        result = _run_in_group(pipe, rank, group, work, arguments)
     except BaseException as error:
         with contextlib.suppress(OSError):
             pipe.send(Message("failure", _failure(rank, error)))
-        # Not by way of the interpreter's end: Gloo's threads may still wait for a peer there.
+        # Not by a normal exit of the interpreter: Gloo's threads may still wait for a peer there.
         sys.stderr.flush()
         os._exit(1)
     pipe.send(Message("result", result))
     pipe.close()
 
 
-def _in_group(pipe: Connection, rank: int, post: _Post, work: Work, arguments: tuple[Any, ...]) -> Any:
+def _run_in_group(pipe: Connection, rank: int, group: _Group, work: Work, arguments: tuple[Any, ...]) -> Any:
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(threads_per_worker(post.size))
-    timeout = timedelta(seconds=post.timeout_seconds)
-    address = f"file://{post.store}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=post.size, timeout=timeout)
-    worker = Worker(rank, post.size, lambda content: pipe.send(Message("report", content)))
-    result = work(worker, *arguments)
-    # Without a barrier right before, Gloo's threads can meet an interpreter that is already going down.
+    torch.set_num_threads(threads_per_rank(group.size))
+    timeout = timedelta(seconds=group.timeout_seconds)
+    address = f"file://{group.store}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=group.size, timeout=timeout)
+    process = RankProcess(rank, group.size, lambda content: pipe.send(Message("report", content)))
+    result = work(process, *arguments)
+    # Without a barrier right before, Gloo's threads may still run while the interpreter shuts down.
     dist.barrier()
     dist.destroy_process_group()
     return result
@@ -243,16 +246,16 @@ def _in_group(pipe: Connection, rank: int, post: _Post, work: Work, arguments: t
 def _failure(rank: int, error: BaseException) -> Failure:
     text = " ".join(str(error).split())
     if not isinstance(error, GradsieveError):
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {text} ({Path(place.filename).name}, line {place.lineno})"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {text} ({Path(frame.filename).name}, line {frame.lineno})"
     sentence = text if f"rank {rank}" in text else f"rank {rank}: {text}"
     return Failure(rank, sentence, isinstance(error, PeerLostError) or "Connection closed by peer" in text)
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed must not stay behind."""
+    """End this process when its parent is killed."""
     parent = multiprocessing.parent_process()
-    assert parent is not None, "a worker is started by run_workers"
+    assert parent is not None, "a rank process is started by run_rank_processes"
 
     def watch() -> None:
         wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""The peers do what they are known for, and the race in a network reports all of it."""
+"""The baselines do what they are known for, and the race in a network reports all of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 import networks
 from gradsieve.cli import main
 from gradsieve.errors import UnknownNameError
-from gradsieve.lab.batched_power_sgd import BatchedPowerSgd, approximate, square_side
+from gradsieve.lab.baselines import BASELINES
+from gradsieve.lab.baselines.batched_power_sgd import BatchedPowerSgd, approximate, square_side
+from gradsieve.lab.baselines.contender import BaselineContender
+from gradsieve.lab.baselines.layers import vgg16_shapes
 from gradsieve.lab.bench.meter import Meter
-from gradsieve.lab.bench.peers import PeerContender, vgg16_shapes
-from gradsieve.lab.peers import PEERS
-from gradsieve.lab.workers import Worker, run_workers
+from gradsieve.lab.rank_processes import RankProcess, run_rank_processes
 
 NUMEL = 30_000
 RANKS = 2
@@ -38,32 +39,32 @@ def gradient(rank: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank))
 
 
-def exchange(worker: Worker) -> dict[str, Any]:
-    """Each peer some steps on one and the same gradient: the results, and whether the gradient was left alone."""
+def exchange(process: RankProcess) -> dict[str, Any]:
+    """Some steps of each baseline on the same gradient. Returns the means; the gradient must not change."""
     results = {}
     storage = torch.zeros(NUMEL)
-    grad = gradient(worker.rank)
-    for name, peer in PEERS.items():
-        contender = PeerContender(peer, storage, Meter(in_network=False))
+    grad = gradient(process.rank)
+    for name, baseline in BASELINES.items():
+        contender = BaselineContender(baseline, storage, Meter(in_network=False))
         for _ in range(STEPS):
             measured = contender.step(grad)
             assert measured.seconds > 0
             assert measured.interface_bytes is None
         results[name] = contender.mean().numpy()
-    assert torch.equal(grad, gradient(worker.rank))
+    assert torch.equal(grad, gradient(process.rank))
     return results
 
 
 @pytest.fixture(scope="module")
 def exchanged() -> list[dict[str, Any]]:
-    return run_workers(RANKS, exchange)
+    return run_rank_processes(RANKS, exchange)
 
 
 TOLERANCE = {"ddp": 1e-6, "fp16": 2e-3, "bf16": 2e-2, "quantized-8bit": 0.04}
 
 
 @pytest.mark.parametrize("name", TOLERANCE)
-def test_peers_that_send_everything_give_the_mean(exchanged: list[dict[str, Any]], name: str) -> None:
+def test_baselines_that_send_everything_give_the_mean(exchanged: list[dict[str, Any]], name: str) -> None:
     mean = sum(map(gradient, range(RANKS))) / RANKS
     for rank in exchanged:
         error = (torch.from_numpy(rank[name]) - mean).abs().max()
@@ -96,7 +97,7 @@ def test_batched_power_sgd_sees_one_square() -> None:
     numel, side = 390, 20
     assert [square_side(count) for count in (1, 2, 4, 5, numel, 400, 401)] == [1, 2, 2, 3, side, 20, 21]
     given = gradient(0)[:numel]
-    means = torch.from_numpy(run_workers(1, repeat_batched, numel)[0])
+    means = torch.from_numpy(run_rank_processes(1, repeat_batched, numel)[0])
     for mean in means:
         square = torch.zeros(side * side)
         square[:numel] = mean
@@ -107,7 +108,7 @@ def test_batched_power_sgd_sees_one_square() -> None:
     assert errors[1] < 0.1 * errors[0]
 
 
-def repeat_batched(worker: Worker, numel: int) -> Any:
+def repeat_batched(process: RankProcess, numel: int) -> Any:
     state, given = BatchedPowerSgd(rank=4, start=0), gradient(0)[:numel]
     means = []
     for _ in range(100):
@@ -122,9 +123,9 @@ def test_local_sgd_exchanges_no_gradients(exchanged: list[dict[str, Any]]) -> No
         assert torch.equal(torch.from_numpy(results["local-sgd"]), gradient(rank))
 
 
-def test_an_unknown_peer() -> None:
-    with pytest.raises(UnknownNameError, match="unknown peer 'powersgd'; did you mean 'powersgd-"):
-        PEERS["powersgd"]
+def test_an_unknown_baseline() -> None:
+    with pytest.raises(UnknownNameError, match="unknown baseline 'powersgd'; did you mean 'powersgd-"):
+        BASELINES["powersgd"]
 
 
 def test_a_race_in_a_network(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +136,7 @@ def test_a_race_in_a_network(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert main([*command.split(), str(numel)]) == 0
     report = json.loads(capsys.readouterr().out)
     rows = {row["recipe"]: row for row in report["results"]}
-    assert set(rows) == {"gloo all_reduce", "oktopk", *(name for name, peer in PEERS.items() if peer.usual)}
+    assert set(rows) == {"gloo all_reduce", "oktopk", *(name for name, baseline in BASELINES.items() if baseline.usual)}
     assert [name for name, row in rows.items() if not row["peer"]] == ["oktopk"]
     assert {(row["network"], row["ranks"]) for row in rows.values()} == {("unlimited", 2)}
     dense = 4 * numel
@@ -155,7 +156,7 @@ def test_a_race_in_a_network(capsys: pytest.CaptureFixture[str], monkeypatch: py
         ("--network swift", "got 'swift'"),
         ("--network 1gbit+soon", "latency must be between 0ms and 2s, such as 5ms, got 'soon'"),
         ("--network 1gbit --hosts 65", "hosts must be between 1 and 64, got 65"),
-        ("--peer fp8", "unknown peer 'fp8'; did you mean 'fp16'?"),
+        ("--peer fp8", "unknown baseline 'fp8'; did you mean 'fp16'?"),
         ("--peer fp16 --no-peers", "--peer and --no-peers exclude each other"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, paper, and axes without clutter."""
+"""What all plots share: colours, figure size and title, axes without a frame, one legend below."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 COLORS = ("#64748b", "#0d9488", "#d97706", "#7c3aed", "#dc2626", "#2563eb", "#65a30d", "#db2777", "#0891b2", "#854d0e")
 INK, FAINT, GRID = "#1e293b", "#64748b", "#e2e8f0"
 DOTS_PER_INCH = 130
-STROKES = ("-", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))  # once the colours have all been used, and so on
-INCHES_A_LETTER, INCHES_A_LABEL = 0.095, 0.75  # of a legend; the second one is what a label has besides letters
+LINE_STYLES = ("-", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))  # the next one after all colours have been used
+INCHES_PER_LETTER, INCHES_PER_LABEL = 0.095, 0.75  # of a legend entry; the second is its line and padding
 
 
-def sheet(width: float, height: float, title: str) -> Any:
-    """A figure with a title at its upper left."""
+def new_figure(width: float, height: float, title: str) -> Any:
+    """An empty figure, in inches, with a title at the upper left."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -25,14 +25,14 @@ def sheet(width: float, height: float, title: str) -> Any:
     return figure
 
 
-def finish(axes: Any, logarithmic: str = "") -> None:
-    """A faint grid, no frame; `logarithmic` names the axes that are."""
+def style_axes(axes: Any, logarithmic: str = "") -> None:
+    """Draw a faint grid and no frame. `logarithmic` names the axes with a log scale: "", "x", "y" or "xy"."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     for name in logarithmic:
         axis = axes.xaxis if name == "x" else axes.yaxis
         low, high = axis.get_data_interval()
-        if low == high > 0:  # a run of one row: matplotlib would warn that there is nothing to scale
+        if low == high > 0:  # a single value: matplotlib would warn that the limits are equal
             (axes.set_xlim if name == "x" else axes.set_ylim)(low / 2, 2 * high)
         (axes.set_xscale if name == "x" else axes.set_yscale)("log")
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
@@ -46,24 +46,22 @@ def finish(axes: Any, logarithmic: str = "") -> None:
 
 
 def legend_below(figure: Any, axes: Any) -> None:
-    """One for all axes."""
+    """One legend for all panels, in as many columns as fit the width."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = max(1, int(figure.get_figwidth() / (INCHES_A_LABEL + INCHES_A_LETTER * max(map(len, labels)))))
+    columns = max(1, int(figure.get_figwidth() / (INCHES_PER_LABEL + INCHES_PER_LETTER * max(map(len, labels)))))
     figure.legend(
         handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False, labelcolor=INK
     )
 
 
 def color(number: int) -> str:
-    """Of the bar or curve of this number."""
     return COLORS[number % len(COLORS)]
 
 
-def look(number: int) -> dict[str, Any]:
-    """A colour and a stroke, which together tell the curve of this number from all others."""
-    return {"color": color(number), "linestyle": STROKES[number // len(COLORS) % len(STROKES)]}
+def line_style(number: int) -> dict[str, Any]:
+    """Keyword arguments of `plot`: a colour and a dash pattern, different for each of the first 40 numbers."""
+    return {"color": color(number), "linestyle": LINE_STYLES[number // len(COLORS) % len(LINE_STYLES)]}
 
 
 def save(figure: Any, path: Path) -> None:
-    """As a PNG."""
     figure.savefig(path)

@@ -1,4 +1,4 @@
-"""The picture of a comparison: loss and the first metric, against steps, time and bytes."""
+"""The plot of `gradsieve compare`: loss and the first metric, against steps, time and bytes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradsieve.lab.picture import INK, finish, legend_below, look, save, sheet
+from gradsieve.lab.plots.canvas import INK, legend_below, line_style, new_figure, save, style_axes
 from gradsieve.lab.train.comparison import Curves
 
 SMOOTHED_ROWS = 5
 
 
 class Axis(NamedTuple):
-    """What is drawn against."""
+    """A horizontal axis: the field of the rows, its label, and the factor from the field to the label's unit."""
 
     field: str
     title: str
@@ -23,25 +23,25 @@ class Axis(NamedTuple):
 
 AXES = (
     Axis("step", "step"),
-    Axis("seconds", "seconds of training"),
-    Axis("bytes_received", "MB received by each worker (log scale)", 1e-6, True),
+    Axis("seconds", "training time in seconds"),
+    Axis("bytes_received", "MB received per rank (log scale)", 1e-6, True),
 )
 
 
 def draw_comparison(
     path: Path, title: str, train: Sequence[Curves], test: Sequence[Curves], metric: str, evaluated: str = "test"
 ) -> None:
-    """Write a PNG; `evaluated` is the part of the data that was scored."""
-    figure = sheet(14.5, 8.2, title)
+    """Training loss above, the metric below. `evaluated` is the part of the data that was scored."""
+    figure = new_figure(14.5, 8.2, title)
     rows: Any = figure.subplots(2, 3, sharey="row", squeeze=False)
     scored = f"{evaluated} {metric.replace('_', ' ')}"
     shown = ((train, "loss", "training loss"), (test, metric, scored))
     for number, (curves, field, label) in enumerate(shown):
         smoothed = SMOOTHED_ROWS if number == 0 else 1
         for axes, axis in zip(rows[number], AXES, strict=True):
-            for place, curve in enumerate(curves):
-                _draw(axes, curve, axis, field, look(place), smoothed)
-            finish(axes, "x" if axis.logarithmic else "")
+            for index, curve in enumerate(curves):
+                _draw(axes, curve, axis, field, line_style(index), smoothed)
+            style_axes(axes, "x" if axis.logarithmic else "")
             if number == 1:
                 axes.set_xlabel(axis.title, color=INK)
         rows[number][0].set_ylabel(label, color=INK)
@@ -50,11 +50,11 @@ def draw_comparison(
     save(figure, path)
 
 
-def _draw(axes: Any, curve: Curves, axis: Axis, field: str, ink: dict[str, Any], smoothed: int) -> None:
+def _draw(axes: Any, curve: Curves, axis: Axis, field: str, style: dict[str, Any], smoothed: int) -> None:
     """The mean over seeds as a line, their range as a band."""
     at = curve.at(field)
     if not at:
-        axes.plot([], [], label=curve.label, **ink)
+        axes.plot([], [], label=curve.label, **style)
         return
     x = [axis.scale * value for value in curve.means(axis.field)][: len(at)]
     mean, low, high = (
@@ -62,13 +62,13 @@ def _draw(axes: Any, curve: Curves, axis: Axis, field: str, ink: dict[str, Any],
         for values in ([sum(v) / len(v) for v in at], [min(v) for v in at], [max(v) for v in at])
     )
     marker = {"marker": "o", "markersize": 3.5} if smoothed == 1 else {}
-    axes.plot(x, mean, linewidth=1.9, label=curve.label, **ink, **marker)
+    axes.plot(x, mean, linewidth=1.9, label=curve.label, **style, **marker)
     if len(at[0]) > 1:
-        axes.fill_between(x, low, high, color=ink["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def _limit(row: Any, curves: Sequence[Curves], field: str) -> None:
-    """A run that went astray must not flatten the others: its far values are cut off."""
+    """Cut off outliers above the 98th percentile, so that a diverging run does not flatten the others."""
     values = sorted(value for curve in curves for value in curve.means(field))
     if len(values) < 4:
         return
@@ -79,6 +79,6 @@ def _limit(row: Any, curves: Sequence[Curves], field: str) -> None:
 
 
 def _smooth(values: Sequence[float], count: int) -> list[float]:
-    """Means over the last few rows."""
+    """Means over the last `count` values."""
     windows = (values[max(0, end - count) : end] for end in range(1, len(values) + 1))
     return [sum(window) / len(window) for window in windows]

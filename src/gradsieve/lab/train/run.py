@@ -1,4 +1,4 @@
-"""A run from its first step to its last, on one rank: train, log, test, probe, save. Rank 0 tells and writes."""
+"""A run from its first step to its last, on one rank: train, log, test, probe, save. Rank 0 reports and writes."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ import torch
 import torch.distributed as dist
 
 from gradsieve.lab.train import checkpoint
+from gradsieve.lab.train.interval import PHASES, Interval
 from gradsieve.lab.train.journal import PROBE, Journal, Row
 from gradsieve.lab.train.plan import Plan
-from gradsieve.lab.train.replica import PHASES, Interval, Replica
+from gradsieve.lab.train.replica import Replica
 from gradsieve.lab.workloads import Task
 
 REHEARSED_STEPS = 2
 
 Tell = Callable[[Row], None]
-"""Told what happens, as it happens; `event` says what it is: start, train, test, probe, checkpoint, end."""
+"""Called with each event as it happens. Its kind is in `event`: start, train, test, probe, checkpoint or end."""
 
 
 @dataclass
 class Totals:
-    """So far, the same on all ranks: times are means over ranks, bytes the most any of them received."""
+    """Totals since the first step, equal on all ranks. Times are means over ranks, bytes the maximum."""
 
-    seconds: float = 0.0  # of training alone: no tests, no checkpoints
+    seconds: float = 0.0  # of training, without tests and checkpoints
     bytes_received: int = 0
-    interface_bytes: int | None = None  # received by a host's interface, where every rank has one
+    interface_bytes: int | None = None  # received by a host's interface, if every rank has its own host
     skipped_steps: int = 0
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
 
-class Course:
-    """One replica's run. All ranks make it together, and call its methods together."""
+class Run:
+    """One run of one replica. All ranks create it together and call its methods together."""
 
     def __init__(
         self, plan: Plan, task: Task[Any], folder: Path, tell: Tell, device: str = "cpu", in_network: bool = False
@@ -52,11 +53,11 @@ class Course:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the run has ended: after its last step, or because it diverged."""
         return self.diverged or self.replica.step >= self.pace.total
 
     def begin(self, resume: bool = False) -> None:
-        """Before the first step: from a checkpoint, if asked for."""
+        """Call it before the first step. With `resume`, continue from the last checkpoint."""
         facts = self._facts()
         if resume:
             self._load()
@@ -68,7 +69,7 @@ class Course:
         self._announce("start", {"folder": str(self._journal.folder), **facts}, write=False)
 
     def advance(self) -> None:
-        """Train until something is to be done besides, and do it."""
+        """Train until the next log, test or checkpoint is due, and do it."""
         interval = self.replica.advance(self.pace.next_stop(self.replica.step) - self.replica.step)
         self._log(interval)
         self._note_probe()
@@ -82,13 +83,13 @@ class Course:
             self._save()
 
     def end(self) -> Row:
-        """After the last step; what it came to."""
+        """Call it after the last step. Returns the result."""
         digests: list[Any] = [None] * self.replica.size
         dist.all_gather_object(digests, self.replica.digest())
         steps = max(1, self.replica.step)
         result = {
             "workload": self.plan.workload,
-            "recipe": self.plan.exchange.label,
+            "recipe": self.plan.choice.label,
             "seed": self.plan.seed,
             "parameters": self.replica.num_parameters,
             "steps": self.replica.step,
@@ -100,7 +101,7 @@ class Course:
             "step_seconds": self.totals.seconds / steps,
             "phase_seconds": {name: seconds / steps for name, seconds in self.totals.phases.items()},
             "bytes_received_per_step": self.totals.bytes_received / steps,
-            "interface_bytes_per_step": _share(self.totals.interface_bytes, steps),
+            "interface_bytes_per_step": _per_step(self.totals.interface_bytes, steps),
             "skipped_steps": self.totals.skipped_steps,
             "replicas_equal": len(set(digests)) == 1,
             "digest": digests[0],
@@ -112,8 +113,8 @@ class Course:
         return result
 
     def _facts(self) -> Row:
-        """What a plan has come to."""
-        replica, exchange = self.replica, self.plan.exchange
+        """Facts for config.json that follow from the plan and the data."""
+        replica, choice = self.replica, self.plan.choice
         return {
             "workers": replica.size,
             "parameters": replica.num_parameters,
@@ -122,9 +123,9 @@ class Course:
             "total_steps": self.pace.total,
             "steps_per_epoch": replica.steps_per_epoch,
             "batch": replica.preset.batch,
-            "optimizer": repr(exchange.optimizer(replica.preset)),
-            "recipe": exchange.peer.description if exchange.peer else repr(exchange.build(replica.preset)),
-            "density": None if exchange.peer else repr(replica.schedule),
+            "optimizer": repr(choice.optimizer(replica.preset)),
+            "recipe": choice.ddp_baseline.description if choice.ddp_baseline else repr(choice.build(replica.preset)),
+            "density": None if choice.ddp_baseline else repr(replica.schedule),
             "metrics": [metric.name for metric in self.task.metrics],
             "threads": torch.get_num_threads(),
         }
@@ -177,11 +178,11 @@ class Course:
         whole = {"event": event, "step": self.replica.step, "epoch": self.replica.progress, **row}
         if write:
             self._journal.add(whole)
-        self._tell({**whole, "label": self.plan.exchange.label, "seed": self.plan.seed})
+        self._tell({**whole, "label": self.plan.choice.label, "seed": self.plan.seed})
 
     def _save(self) -> None:
         replica = self.replica
-        # Plain containers only: so that reading runs nothing that was written.
+        # Plain containers only: they are loaded with `weights_only`, which runs no code of the file.
         totals = {**vars(self.totals), "scores": self.scores, "losses": self.losses[-1:]}
         shared = {**replica.shared_state(), "totals": totals} if replica.rank == 0 else None
         path = checkpoint.save(self._journal.folder, replica.step, shared, replica.own_state())
@@ -196,7 +197,7 @@ class Course:
 
 
 def _gathered(interval: Interval) -> tuple[list[float], list[int]]:
-    """Sums of loss and phases, maxima of bytes, over all ranks."""
+    """Over all ranks: sums of loss and phases, maxima of bytes."""
     sums = torch.tensor([interval.loss, *interval.phases.values()], dtype=torch.float64)
     most = torch.tensor([interval.bytes_received, interval.interface_bytes or 0], dtype=torch.int64)
     dist.all_reduce(sums)
@@ -204,23 +205,23 @@ def _gathered(interval: Interval) -> tuple[list[float], list[int]]:
     return sums.tolist(), most.tolist()
 
 
-def _share(number: int | None, steps: int) -> float | None:
+def _per_step(number: int | None, steps: int) -> float | None:
     return None if number is None else number / steps
 
 
 def rehearse(plan: Plan, task: Task[Any], device: str) -> None:
-    """Two steps of a replica that is thrown away: kernels are compiled and torch's parts loaded before time counts."""
+    """Two steps of a discarded replica, to compile kernels and load parts of torch before anything is timed."""
     replica = Replica(plan, task, device)
     replica.advance(min(REHEARSED_STEPS, replica.total_steps))
     replica.close()
 
 
 def train_everywhere(tell: Tell, device: str, folder: Path, plan: Plan, resume: bool) -> Row:
-    """One run, on this rank of an initialized world; what `launch` starts on all ranks."""
+    """One run on this rank of an initialized process group. `launch` starts it on all ranks."""
     task = plan.open()
     rehearse(plan, task, device)
-    course = Course(plan, task, folder, tell, device)
-    course.begin(resume)
-    while not course.done:
-        course.advance()
-    return course.end()
+    run = Run(plan, task, folder, tell, device)
+    run.begin(resume)
+    while not run.done:
+        run.advance()
+    return run.end()
