@@ -38,6 +38,7 @@ class CountingComm(Comm):
 
     Example:
         >>> import torch
+        >>> from gradsieve import CountingComm
         >>> from gradsieve.testing import run_ranks
         >>> def bytes_received(comm):
         ...     counting = CountingComm(comm)

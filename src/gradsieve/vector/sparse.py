@@ -34,6 +34,7 @@ class SparseVector:
 
     Example:
         >>> import torch
+        >>> from gradsieve import SparseVector
         >>> vector = SparseVector(torch.tensor([1, 4]), torch.tensor([2.0, -3.0]), numel=6)
         >>> vector.to_dense()
         tensor([ 0.,  2.,  0.,  0., -3.,  0.])

@@ -99,7 +99,7 @@ class Codec:
         UnknownNameError: If there is no code of that name.
 
     Example:
-        >>> from gradsieve import REDUCERS
+        >>> from gradsieve import REDUCERS, Codec
         >>> REDUCERS["oktopk"](codec=Codec(values="bf16")).codec
         Codec(values='bf16', indices='auto')
     """
