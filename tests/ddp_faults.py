@@ -53,7 +53,7 @@ def on_call(target: Any, name: str, number: int, folder: Path, after: bool = Fal
 def in_exchange(sieve: Sieve, number: int, folder: Path) -> None:
     """Die in an exchange of this number: what is for the next rank has been sent, the rest has not."""
     comm = sieve.engine.comm.comm
-    exchange = comm.exchange
+    exchange = comm.all_to_all
     calls = []
 
     def watched(buffers: Any) -> Any:
@@ -61,11 +61,11 @@ def in_exchange(sieve: Sieve, number: int, folder: Path) -> None:
         if len(calls) == number:
             transport = comm._transport
             assert transport.in_memory
-            transport._tell([comm._bytes(buffer) for buffer in buffers], [(comm.rank + 1) % comm.size])
+            transport._send([comm._bytes(buffer) for buffer in buffers], [(comm.rank + 1) % comm.size])
             die(folder)
         yield from exchange(buffers)
 
-    comm.exchange = watched
+    comm.all_to_all = watched
 
 
 def arm(moment: str, model: Any, sieve: Sieve, folder: Path) -> None:

@@ -38,13 +38,13 @@ def run_two_steps(comm: Comm, name: str, probe: probing.Probe | None) -> Stats:
 @pytest.mark.parametrize("name", ["oktopk", "topka", "dgc"])
 def test_the_probe_leaves_traffic_and_phases_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its all_reduce calls were counted once, its time was booked as reducing, and coding was, too."""
-    sample = probing._sample
+    sample = probing.take_sample
 
     def slow(*arguments: Any) -> probing.Sample:
         time.sleep(PAUSE)
         return sample(*arguments)
 
-    monkeypatch.setattr(probing, "_sample", slow)
+    monkeypatch.setattr(probing, "take_sample", slow)
 
     def rank(comm: Comm) -> tuple[Stats, Stats, list[dict[str, Any]]]:
         probe = probing.Probe()
