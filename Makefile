@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # torch's CPU build is pinned: an open range would fetch gigabytes of CUDA libraries.
 TORCH := torch==2.13.0
-# More arguments for pytest: `make cov PYTEST_ARGS=tests/test_wire.py`.
+# More arguments for pytest: `make cov PYTEST_ARGS=tests/wire`.
 PYTEST_ARGS :=
 # uv does not read pip's setting for local wheel folders.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)

@@ -52,7 +52,7 @@ class Pipeline:
         )
 
     def exchange(self, grad: Pieces, k: int, state: PipelineState, out: Pieces) -> Exchanged:
-        """Write the mean of the delivered entries over all ranks to `out`, which may be `grad` itself.
+        """Write the mean of the delivered entries over all ranks to `out`, which may have the memory of `grad`.
 
         `state` stays valid until the returned state is used for another step. So a caller can decide later, for
         several groups together, whether the step counts.
@@ -72,8 +72,7 @@ class Pipeline:
         If a delivered entry is not finite, every rank sees that: `out` is not finite either, and `state` is returned
         unchanged.
         """
-        pieces = Pieces([grad])
-        exchanged = self.exchange(pieces, k, state, pieces if out is grad else Pieces([out]))
+        exchanged = self.exchange(Pieces([grad]), k, state, Pieces([out]))
         return exchanged.state if exchanged.finite else state
 
 

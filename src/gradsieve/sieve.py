@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +15,8 @@ from torch import Tensor
 from gradsieve import checkpoint
 from gradsieve.checkpoint.reshard import Keep
 from gradsieve.engine import Engine
+from gradsieve.engine.dense_phase import DensePhase
+from gradsieve.engine.description import described
 from gradsieve.engine.worker import Worker
 from gradsieve.errors import InputError
 from gradsieve.stats import Stats
@@ -46,8 +47,6 @@ class Sieve:
         >>> model(inputs).sum().backward()
         >>> optimizer.step()
         >>> sieve.exchange()
-        >>> sieve.stats.steps
-        1
         >>> sieve.close()
     """
 
@@ -146,7 +145,7 @@ class Sieve:
         """
         checkpoint.unpack_into(self.engine, states, keep)
 
-    def dense(self, steps: int | None = None) -> _DenseWhile:
+    def dense(self, steps: int | None = None) -> DensePhase:
         """Send all entries, including the residual, for a number of steps or until `sparse()`.
 
         Args:
@@ -172,7 +171,23 @@ class Sieve:
             raise InputError(f"rank {self.engine.comm.rank}: steps must not be negative, got {steps}")
         before = self.engine.dense_steps_left
         self.engine.go_dense(math.inf if steps is None else float(steps))
-        return _DenseWhile(self.engine, before)
+        return DensePhase(self.engine, before)
+
+    def exchange(self) -> None:
+        """Exchange what the last step left to exchange. All ranks call it together, after the last step of training.
+
+        Updates are exchanged before the next training pass, so those of the last step would otherwise stay in each
+        rank's residual. Gradients are exchanged during their own backward pass, and nothing is left to do.
+
+        Example:
+            >>> import gradsieve
+            >>> sieve = gradsieve.attach(model, optimizer=optimizer)
+            >>> model(inputs).sum().backward()
+            >>> optimizer.step()
+            >>> sieve.exchange()
+            >>> sieve.stats.steps
+            1
+        """
 
     def sparse(self) -> None:
         """End a dense phase: from the next step on, the schedule gives the density again.
@@ -189,8 +204,8 @@ class Sieve:
         """Turn the optimizer whose updates are exchanged into its sieve-aware form, in place.
 
         `torch.optim.AdamW`, `Adam` and `SGD` become `gradsieve.AdamW`, `Adam` and `SGD`. Their state, parameter groups,
-        hooks and schedulers are kept. `attach` calls this itself, except with `adapt=False`. A second call changes
-        nothing. An optimizer without such a form is left as it is, with a warning.
+        hooks and schedulers are kept. `attach` calls this itself, except with `adapt=False`. An optimizer without such
+        a form is left as it is, with a warning.
 
         Args:
             optimizer: The optimizer that was given to `attach`, or a framework's wrapper of it.
@@ -223,17 +238,13 @@ class Sieve:
         return 1.0
 
     def clip_grad_norm_(
-        self,
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
     ) -> Tensor:
         """Clip the gradients that the optimizer sees, given the limit that dense training would use.
 
         This is `torch.nn.utils.clip_grad_norm_` of all exchanged parameters at `max_norm` times `clip_factor`. If
-        updates are exchanged, each rank clips its own gradient. Nothing is sent. With a `GradScaler`, call
-        `scaler.unscale_(optimizer)` first, as for torch's function.
+        updates are exchanged, each rank clips its own gradient. With a `GradScaler`, call `scaler.unscale_(optimizer)`
+        first.
 
         Args:
             max_norm: The limit for the norm of the mean gradient.
@@ -279,43 +290,10 @@ class Sieve:
             self.worker.call(job)
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        engine = self.engine
-        settings, comm = engine.settings, engine.comm
-        sparse = [group for group in engine.groups if group.sparse]
-        dense = [group for group in engine.groups if not group.sparse]
-        yield f"Sieve(rank {comm.rank} of {comm.size}, step {engine.steps_done})"
-        yield f"  recipe: {settings.recipe!r}"
-        yield f"  density: {settings.schedule}" + (", dense for now" if engine.dense_steps_left else "")
-        if self.stats.buffer_bytes:
-            yield f"  sent by DDP itself: {self.stats.buffer_bytes:,} bytes of buffers at every forward pass"
-        for title, groups in (("sent sparsely", sparse), ("kept dense", dense)):
-            numel, count = sum(group.numel for group in groups), sum(len(group.slots) for group in groups)
-            yield f"  {title}: {numel:,} entries of {count} parameters in {len(groups)} groups"
-            for group in groups:
-                own = "" if group.density is None else f", density {group.density:g}"
-                yield f"    {group}{own}"
+        return "\n".join(described(self.engine))
 
 
 def _close(worker: Worker | None, sinks: Sinks) -> None:
     if worker is not None:
         worker.close()
     sinks.close()
-
-
-class _DenseWhile:
-    """The optional context of `Sieve.dense`, which restores the former number of dense steps."""
-
-    def __init__(self, engine: Engine, before: float) -> None:
-        self._engine = engine
-        self._before = before
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._engine.go_dense(self._before)

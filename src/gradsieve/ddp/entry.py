@@ -20,7 +20,7 @@ from gradsieve.ddp.hook import Feed, exchange_hook
 from gradsieve.ddp.updates import UpdateFeed, update_hook
 from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings, handshake
-from gradsieve.engine.groups import cut_into_groups
+from gradsieve.engine.groups import Group, cut_into_groups
 from gradsieve.engine.rules import Rules
 from gradsieve.engine.scaling import Scaler, check_scaler
 from gradsieve.engine.schedules import Constant, Schedule
@@ -129,27 +129,55 @@ def attach(
         settings = for_updates(settings, the_outer)
     network = _Network.twin(model.process_group, timeout_seconds)
     network.agree(groups[0].device, {**handshake.facts(groups, settings, the_rules), "outer": repr(the_outer)})
-    names = {tensor: name for name, tensor in parameters.items()}
+    exchanged = _Exchanged(model, parameters, groups, settings, network, sinks)
+    feed: Feed | UpdateFeed
     if optimizer is None:
-        made = network.engine(lambda: Engine(groups, settings, network.comm))
-        sieve = Sieve(made, *network.ends, sinks, parameters.values())
-        if network.comm.size > 1 and _sends_less(settings):
-            advice = Advice(parameters[name] for group in groups if group.sparse for name in group.names)
-            weakref.finalize(sieve, advice.close)
-        feed: Feed | UpdateFeed = Feed(sieve, names, scaler)
-        model.register_comm_hook(feed, exchange_hook)
+        sieve, feed = _attach_gradients(exchanged, scaler)
     else:
-        engine = network.engine(lambda: UpdateEngine(groups, settings, network.comm, parameters, the_outer))
-        sieve = UpdateSieve(engine, *network.ends, sinks)
-        sieve.follow(parameters, optimizer)
-        if adapt and given is not None:
+        sieve, feed = _attach_updates(exchanged, optimizer, the_outer)
+        if adapt:
             aware(given, network.comm.size)
-        feed = UpdateFeed(sieve, names)
-        bind(model.module, optimizer, sieve.local, feed.exchange)
-        model.register_comm_hook(feed, update_hook)
     sieve.stats.buffer_bytes = _buffer_bytes(model)
     Watch(model, feed)
     return sieve
+
+
+class _Exchanged(NamedTuple):
+    """What is exchanged, how, and over which network."""
+
+    model: DistributedDataParallel
+    parameters: dict[str, Tensor]
+    groups: Sequence[Group]
+    settings: Settings
+    network: _Network
+    sinks: Sequence[Sink]
+
+    @property
+    def names(self) -> dict[Tensor, str]:
+        return {tensor: name for name, tensor in self.parameters.items()}
+
+
+def _attach_gradients(what: _Exchanged, scaler: Scaler | None) -> tuple[Sieve, Feed]:
+    model, parameters, groups, settings, network, sinks = what
+    engine = network.engine(lambda: Engine(groups, settings, network.comm))
+    sieve = Sieve(engine, *network.ends, sinks, parameters.values())
+    if network.comm.size > 1 and _sends_less(settings):
+        advice = Advice(parameters[name] for group in groups if group.sparse for name in group.names)
+        weakref.finalize(sieve, advice.close)
+    feed = Feed(sieve, what.names, scaler)
+    model.register_comm_hook(feed, exchange_hook)
+    return sieve, feed
+
+
+def _attach_updates(what: _Exchanged, optimizer: Optimizer, outer: Outer) -> tuple[Sieve, UpdateFeed]:
+    model, parameters, groups, settings, network, sinks = what
+    engine = network.engine(lambda: UpdateEngine(groups, settings, network.comm, parameters, outer))
+    sieve = UpdateSieve(engine, *network.ends, sinks)
+    sieve.follow(parameters, optimizer)
+    feed = UpdateFeed(sieve, what.names)
+    bind(model.module, optimizer, sieve.local, feed.exchange)
+    model.register_comm_hook(feed, update_hook)
+    return sieve, feed
 
 
 def _outer(optimizer: Optimizer | None, local_steps: int | None, outer: Outer | None) -> Outer:

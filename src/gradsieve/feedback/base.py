@@ -33,8 +33,8 @@ class Feedback(Protocol[F]):
     def accumulate(self, grad: Pieces, out: Pieces, state: F, floor: float | None, expected: int) -> Accumulated:
         """Return the vector to select from. With a floor, also its entries not below it, about `expected`.
 
-        The mean will be written to `out`, whose memory is free until then. It may be `grad` itself, whose values are
-        then lost.
+        The mean will be written to `out`, whose memory is free until then. It may be the memory of `grad`, whose
+        values are then lost.
         """
         ...
 

@@ -33,7 +33,7 @@ class NoFeedback(Feedback[NothingKept]):
     ) -> Accumulated:
         if out.whole is None or out.dtype != wide(grad.dtype):
             return Accumulated(grad.copied_to(torch.empty(grad.numel, dtype=wide(grad.dtype), device=grad.device)))
-        return Accumulated(out.whole if out is grad else grad.copied_to(out.whole))
+        return Accumulated(out.whole if out.has_memory_of(grad) else grad.copied_to(out.whole))
 
     @override
     def settle(

@@ -35,8 +35,9 @@ class Residual(Feedback[ResidualState]):
         self, grad: Pieces, out: Pieces, state: ResidualState, floor: float | None, expected: int
     ) -> Accumulated:
         check_like(grad, state.residual)
-        candidates = add(state.residual, grad, state.spare, floor, expected, clear=out is grad)
-        return Accumulated(state.spare, candidates, out_is_clear=out is grad)
+        clear = out.has_memory_of(grad)
+        candidates = add(state.residual, grad, state.spare, floor, expected, clear=clear)
+        return Accumulated(state.spare, candidates, out_is_clear=clear)
 
     @override
     def settle(

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from typing_extensions import override
 
 from gradsieve.errors import InputError
-from gradsieve.stats import Stats
+from gradsieve.stats.figures import Stats
 
 RANK_FIELD = "{rank}"
 

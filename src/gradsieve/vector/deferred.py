@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -80,8 +81,8 @@ class Sum(Deferred):
         return self._parts
 
 
-class DeferredRun(SparseVector):
-    """A run whose values a subclass computes, in `_made`."""
+class DeferredRun(SparseVector, ABC):
+    """A run whose values a subclass computes when they are read."""
 
     _count: int
 
@@ -89,9 +90,10 @@ class DeferredRun(SparseVector):
         for name, value in (("_indices", None), ("_start", start), ("_count", count), ("numel", numel)):
             object.__setattr__(self, name, value)
 
-    @cached_property
+    @property
+    @abstractmethod
     def _made(self) -> Tensor:
-        raise NotImplementedError
+        """The values. A subclass computes them once."""
 
     @property
     @override

@@ -52,6 +52,10 @@ class Pieces:
         """The tensor that holds the whole vector, or None if there are several."""
         return self._pieces[0].values if len(self._pieces) == 1 else None
 
+    def has_memory_of(self, other: Pieces) -> bool:
+        """Whether both are the same entries in the same memory, so that writing to one overwrites the other."""
+        return [_place(piece.values) for piece in self] == [_place(piece.values) for piece in other]
+
     def copied_to(self, out: Tensor) -> Tensor:
         """Copy the values to one tensor and return it."""
         for piece in self._pieces:
@@ -100,6 +104,10 @@ class Pieces:
             SparseVector.trusted((part.indices - piece.start, part.values), piece.stop - piece.start)
             for piece, part in zip(self._pieces, parts, strict=True)
         ]
+
+
+def _place(values: Tensor) -> tuple[int, int]:
+    return values.data_ptr(), values.numel()
 
 
 def _follows(values: Tensor, before: Tensor) -> bool:

@@ -20,21 +20,22 @@ def first(dataset: Dataset[B], count: int | None) -> Dataset[B]:
     if count is None or count >= len(dataset):
         return dataset
     _require_positive(count)
-    return First(dataset, count)
+    return Subset(dataset, count, span=count)
 
 
 def spread(dataset: Dataset[B], count: int) -> Dataset[B]:
     """`count` samples at equal distances over the whole dataset, or all if that is more than there are."""
     _require_positive(count)
-    return dataset if count >= len(dataset) else Spread(dataset, count)
+    return dataset if count >= len(dataset) else Subset(dataset, count, span=len(dataset))
 
 
 @dataclass(frozen=True, eq=False)
-class First(Dataset[B]):
-    """The first samples of a dataset."""
+class Subset(Dataset[B]):
+    """`count` samples at equal distances over the first `span` samples of a dataset."""
 
     dataset: Dataset[B]
     count: int
+    span: int
 
     @override
     def __len__(self) -> int:
@@ -42,23 +43,7 @@ class First(Dataset[B]):
 
     @override
     def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> B:
-        return self.dataset.batch(indices, generator)
-
-
-@dataclass(frozen=True, eq=False)
-class Spread(Dataset[B]):
-    """Samples at equal distances over a whole dataset."""
-
-    dataset: Dataset[B]
-    count: int
-
-    @override
-    def __len__(self) -> int:
-        return self.count
-
-    @override
-    def batch(self, indices: Tensor, generator: torch.Generator | None = None) -> B:
-        return self.dataset.batch(indices * len(self.dataset) // self.count, generator)
+        return self.dataset.batch(indices * self.span // self.count, generator)
 
 
 def _require_positive(count: int) -> None:
