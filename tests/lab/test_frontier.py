@@ -79,7 +79,7 @@ def test_several_races_are_one_frontier(tmp_path: Path, capsys: pytest.CaptureFi
     ("recipe", "name"),
     [
         ("powersgd-early-16", "powersgd-early"),
-        ("onebit-updates-8:0.25@0.004", "onebit-updates"),
+        ("onebit-updates-8:0.25@0.004", "onebit-updates-H"),
         ("topka:0.01", "topka"),
         ("quantized-8bit", "quantized-8bit"),
         ("dense@0.002", "dense"),

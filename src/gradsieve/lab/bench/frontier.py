@@ -15,6 +15,7 @@ from typing import Any
 
 from gradsieve.errors import InputError
 from gradsieve.lab.bench.report import Column, Report, Row, thousands, times
+from gradsieve.lab.train.variants import UPDATES
 
 DENSE = "dense"
 NEEDED = ("recipe", "network", "peer", "numel", "ranks", "repeats", "bytes_received_per_rank", "curves")
@@ -72,8 +73,13 @@ def _margin(row: Row, rows: Sequence[Row], cost: str, name: str) -> Row:
 
 
 def family(recipe: str) -> str:
-    """The name without its number, density and learning rate: `onebit-updates-8:0.25@0.004` is `onebit-updates`."""
-    return re.sub(r"(-\d+)?(:[^@]*)?(@.*)?$", "", recipe)
+    """The name without what varies within a family.
+
+    That is the density or the rank, and the learning rate: `powersgd-early-4@0.001` is of family `powersgd-early`.
+    Recipes with local steps are a family of their own: `onebit-updates-8` is of family `onebit-updates-H`.
+    """
+    name = re.sub(r"(:[^@]*)?(@.*)?$", "", recipe)
+    return re.sub(r"-\d+$", "-H" if UPDATES in name else "", name)
 
 
 def read_races(paths: Sequence[Path]) -> tuple[list[Row], dict[str, Any]]:

@@ -42,10 +42,16 @@ def _draw_panel(axes: Any, rows: Sequence[Row], families: Sequence[str], x: str)
         style = {"marker": "o", "markersize": size, "capsize": 2, **line_style(number)}
         axes.errorbar(costs, losses, yerr=spread, label=name, **style)
         for row, cost in zip(own, costs, strict=True):
-            text = row["recipe"].removeprefix(name).lstrip("-:@")
-            axes.annotate(text, (cost, row["test_loss"]), (5, 5), textcoords="offset points", color=FAINT, fontsize=7)
+            place, below_right = (cost, row["test_loss"]), {"xytext": (5, -9), "textcoords": "offset points"}
+            axes.annotate(_point_label(row), place, **below_right, color=FAINT, fontsize=7)
     style_axes(axes, "x")
     _label_short_range(axes)
+
+
+def _point_label(row: Row) -> str:
+    """The density, rank or number of local steps, without the learning rate."""
+    name = row["recipe"].partition("@")[0]
+    return str(name.removeprefix(row["family"].removesuffix("H").rstrip("-")).lstrip("-:"))
 
 
 def _label_short_range(axes: Any) -> None:
