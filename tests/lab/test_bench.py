@@ -19,6 +19,7 @@ from gradsieve.lab import machine
 from gradsieve.lab.bench.contest import contest
 from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.reduce import ReducePlan, bench_reduce
+from gradsieve.lab.bench.select import SieveContender
 from gradsieve.lab.rank_processes import RankProcess, RankProcessError, run_rank_processes
 from gradsieve.wire.message import OVERHEAD_BYTES
 
@@ -58,6 +59,16 @@ def test_select_rows(capsys: pytest.CaptureFixture[str]) -> None:
     exact = next(row for row in rows if row["method"] == "exact")
     assert exact["k"] == 20
     assert exact["picked_over_k"] == 1
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_a_timed_selection_leaves_the_gradient_to_the_next_method(name: str) -> None:
+    """All methods step on the same gradient. One that cleared it once left zeros to all others, which were timed."""
+    grad = Gradients(5000).fresh()
+    before = grad.clone()
+    selected = SieveContender(SELECTORS[name](), grad, 50).step(grad)
+    assert torch.equal(grad, before)
+    assert selected.nnz > 0
 
 
 def test_select_of_one_method_keeps_the_baselines_and_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:

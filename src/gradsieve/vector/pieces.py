@@ -54,7 +54,7 @@ class Pieces:
 
     def has_memory_of(self, other: Pieces) -> bool:
         """Whether both are the same entries in the same memory, so that writing to one overwrites the other."""
-        return [_place(piece.values) for piece in self] == [_place(piece.values) for piece in other]
+        return [_memory(piece.values) for piece in self] == [_memory(piece.values) for piece in other]
 
     def copied_to(self, out: Tensor) -> Tensor:
         """Copy the values to one tensor and return it."""
@@ -106,7 +106,7 @@ class Pieces:
         ]
 
 
-def _place(values: Tensor) -> tuple[int, int]:
+def _memory(values: Tensor) -> tuple[int, int]:
     return values.data_ptr(), values.numel()
 
 

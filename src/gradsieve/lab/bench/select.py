@@ -68,17 +68,17 @@ class SieveContender(Contender[Selected]):
         self._residual = Residual()
         self._feedback_state = self._residual.init(Pieces([grad]))
         self._selector_state = selector.init(grad.numel())
+        self._elsewhere = Pieces([torch.empty_like(grad)])  # accumulating into the gradient's own memory clears it
 
     @override
     def step(self, grad: Tensor) -> Selected:
         """Accumulate and select, timed; then settle as if all selected entries had been delivered."""
         started = time.perf_counter()
         floor = self.selector.floor(self._selector_state)
-        pieces, elsewhere = (
-            Pieces([grad]),
-            Pieces([grad]),
-        )  # not `pieces` itself: the gradient is needed again
-        accumulated, candidates, _ = self._residual.accumulate(pieces, elsewhere, self._feedback_state, floor, self.k)
+        pieces = Pieces([grad])
+        accumulated, candidates, _ = self._residual.accumulate(
+            pieces, self._elsewhere, self._feedback_state, floor, self.k
+        )
         local, self._selector_state = self.selector(accumulated, self.k, self._selector_state, candidates)
         seconds = time.perf_counter() - started
         nothing = SparseVector.empty(local.numel, local.values)
@@ -123,8 +123,8 @@ class AddContender(Contender[Selected]):
 def bench_select(plan: SelectPlan, progress: Progress = silent) -> Report:
     """Measure all combinations. `torch.topk` and `add_` are always among the rows."""
     selectors = {name: SELECTORS[name] for name in plan.methods}
-    # The gradients, two residuals per method, one for torch.topk and one for add_, and the temporaries of torch.topk.
-    vectors = 1 + 2 * len(selectors) + 2 + 4
+    # The gradients, three vectors per method, one for torch.topk and one for add_, and the temporaries of torch.topk.
+    vectors = 1 + 3 * len(selectors) + 2 + 4
     require_memory(4 * vectors * max(plan.numels), "use a smaller --numel or fewer --method")
     before = torch.get_num_threads()
     rows: list[Row] = []
