@@ -390,6 +390,18 @@ def test_exchanges_of_updates_by_name() -> None:
     assert not Choice("oktopk").of_updates
 
 
+def test_one_bit_updates_have_the_code_that_suits_the_optimizer() -> None:
+    """As in the library: SGD's updates differ in size between layers and need a step size per 1,024 entries."""
+    sgd, adamw = Plan("resnet20", Choice("dense"), steps=4), Plan("gpt", Choice("dense"), steps=4)
+    names = ["onebit-updates", "onebit-updates-8", "oktopk"]
+    assert [each.values for each in sgd.choices(names, ["own"])] == ["sign", "sign", "exact"]
+    assert [each.values for each in adamw.choices(names, ["own"])] == ["bit", "bit", "exact"]
+    assert [each.values for each in sgd.choices(["onebit-updates"], ["bit", "own", "sign"])] == ["bit", "sign"]
+    (updates,) = sgd.choices(["onebit-updates"], ["own"])
+    assert updates.build(sgd.resolved()).reducer.codec.values == "sign"
+    assert updates.label == "onebit-updates sign"
+
+
 def test_exchanges_with_a_density_and_a_rate_of_their_own() -> None:
     names = ["onebit-updates:0.25", "topka:0.02@0.5", "topka", "dense@0.1"]
     quarter, both, plain, dense = parse_choices(Choice("dense", density=0.1), names, ["own"])

@@ -116,7 +116,7 @@ def train(options: BenchTrainOptions) -> None:
 def _race(options: BenchTrainOptions) -> TrainPlan:
     from gradsieve.lab.bench.race import TESTS, TrainPlan
     from gradsieve.lab.bench.site import LOOPBACK
-    from gradsieve.lab.train.choice import DENSE, parse_choices
+    from gradsieve.lab.train.choice import DENSE
 
     run = replace(
         options.plan(options.workload, DENSE, "exact"),
@@ -127,7 +127,7 @@ def _race(options: BenchTrainOptions) -> TrainPlan:
     named = [*options.recipes, *(name for name in baselines if name != "ddp")]  # ddp is dense
     return TrainPlan(
         run=run,
-        choices=parse_choices(run.choice, named, options.values),
+        choices=run.choices(named, options.values),
         seeds=range(options.first_seed, options.first_seed + options.seeds),
         networks=options.networks or (LOOPBACK,),
         ranks=options.ranks,

@@ -63,15 +63,13 @@ def compare(options: CompareOptions) -> None:
     Example:
       gradsieve compare resnet20 --recipes dense,gtopk,oktopk --density 0.01 --seeds 3
     """
-    from gradsieve.lab.train.choice import DENSE, parse_choices
+    from gradsieve.lab.train.choice import DENSE
 
     plan = options.plan(options.workload, DENSE, "exact")
-    choices = parse_choices(plan.choice, options.recipes, options.values)
-    plan.check_with(choices)
     run_comparison(
         Comparison(
             plan,
-            choices,
+            plan.choices(options.recipes, options.values),
             range(options.first_seed, options.first_seed + options.seeds),
             create_run_folder(options.out, f"compare-{plan.workload}"),
             options.workers,

@@ -31,7 +31,7 @@ class TrainPlan:
     def __post_init__(self) -> None:
         if not any(choice.recipe == DENSE for choice in self.choices):
             raise InputError("dense must be among the recipes: its final loss is the target")
-        self.run.check_with(self.choices)
+        object.__setattr__(self, "choices", self.run.checked(self.choices))
         if self.ranks < 2:
             raise InputError(f"ranks must be at least 2, or nothing is sent, got {self.ranks}")
         if not 0 <= self.margin < 1:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from gradsieve.engine.schedules import Constant, Schedule, Steps
 from gradsieve.errors import InputError
 from gradsieve.feedback import MomentumResidual, NoFeedback, Residual
@@ -29,7 +31,7 @@ from gradsieve.lab.workloads.optimizer import OptimizerSetting, Sgd
 from gradsieve.lab.workloads.workload import Preset
 from gradsieve.recipes import OWN, Recipe, recipe
 from gradsieve.updates import Outer
-from gradsieve.updates.defaults import DEFAULT_UPDATE_DENSITY
+from gradsieve.updates.defaults import DEFAULT_UPDATE_DENSITY, sign_code
 
 __all__ = ["DENSE", "Choice", "parse_choices"]
 
@@ -42,17 +44,14 @@ class Choice:
 
     recipe: str  # a name in `BASE_RECIPES`
     density: float | None = None  # share of entries that is sent; None is the preset's, with its warm-up
-    values: str = OWN  # value code; fewer bits send less; `own` is replaced by the recipe's code
+    values: str = OWN  # value code; fewer bits send less; `own` is the recipe's code, or the optimizer's (`coded`)
     dense_steps: int = 0  # steps at the start that send everything; more is safer, and slower
     group_mb: float | None = 25.0  # largest group; smaller ones overlap earlier, None is the whole model
     rate: float | None = None  # its own base learning rate; None is the run's
     own_density: bool = False  # whether the density is the choice's own, and part of its name, or the run's
 
     def __post_init__(self) -> None:
-        base = BASE_RECIPES[self.recipe]
-        made = recipe(base, values=self.values)
-        if self.values == OWN:
-            object.__setattr__(self, "values", made.reducer.codec.values)
+        recipe(BASE_RECIPES[self.recipe], values=self.values)  # an error if the recipe does not have this code
         if self.density is not None and not 0 < self.density <= 1:
             raise InputError(f"density must be in (0, 1], got {self.density}")
         if self.dense_steps < 0:
@@ -105,7 +104,16 @@ class Choice:
     def label(self) -> str:
         """For tables and plots: the name, followed by the value code unless it is the recipe's own."""
         own = recipe(BASE_RECIPES[self.recipe]).reducer.codec.values
-        return self.name if self.values == own else f"{self.name} {self.values}"
+        return self.name if self.values in (OWN, own) else f"{self.name} {self.values}"
+
+    def coded(self, preset: Preset) -> Choice:
+        """The choice with its value code: the given one, or the one that the library would take for the optimizer."""
+        if self.values != OWN:
+            return self
+        base = BASE_RECIPES[self.recipe]
+        if base == ONEBIT and self.of_updates:
+            return replace(self, values=sign_code(self.optimizer(preset).build(nn.Linear(1, 1))))
+        return replace(self, values=recipe(base).reducer.codec.values)
 
     def num_dense_steps(self, total_steps: int) -> int:
         """Steps at the start of a run that send everything."""
@@ -165,7 +173,7 @@ def parse_choices(base: Choice, names: Sequence[str], codes: Sequence[str]) -> l
     """
     parsed = [_parse(base, name) for name in names]
     return list(
-        dict.fromkeys(each if each.ddp_baseline else replace(each, values=code) for each in parsed for code in codes)
+        dict.fromkeys(replace(each, values=OWN if each.ddp_baseline else code) for each in parsed for code in codes)
     )
 
 

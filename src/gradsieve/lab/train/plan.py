@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from gradsieve.errors import InputError
 from gradsieve.lab.baselines import BASELINES
-from gradsieve.lab.train.choice import Choice
+from gradsieve.lab.train.choice import Choice, parse_choices
 from gradsieve.lab.workloads import WORKLOADS, Limits, Preset, Task
 
 ROWS = 100  # default number of rows of training metrics per run
@@ -54,12 +54,15 @@ class Plan:
             raise InputError(f"{self.choice.recipe} keeps a state that cannot be saved: leave out --checkpoint-every")
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
-        self.choice.optimizer(self.resolved())
+        object.__setattr__(self, "choice", self.choice.coded(self.resolved()))
 
-    def check_with(self, choices: Iterable[Choice]) -> None:
-        """Raise an error if one of the choices does not fit this run, before any rank process is started."""
-        for choice in choices:
-            replace(self, choice=choice)
+    def choices(self, names: Sequence[str], codes: Sequence[str]) -> list[Choice]:
+        """Every name with every value code (`parse_choices`), each once; an error if one does not fit this run."""
+        return self.checked(parse_choices(self.choice, names, codes))
+
+    def checked(self, choices: Iterable[Choice]) -> list[Choice]:
+        """The choices, each once with its value code; an error if one does not fit this run."""
+        return list(dict.fromkeys(replace(self, choice=choice).choice for choice in choices))
 
     def resolved(self) -> Preset:
         """The preset with this plan's settings."""
