@@ -67,6 +67,23 @@ def test_a_margin_is_over_the_best_baseline_that_costs_no_more(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("panels", "labels"), [("all", 3), ("bytes", 1), ("seconds", 2)])
+def test_the_plot_has_the_panels_that_were_asked_for(
+    tmp_path: Path, panels: str, labels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradsieve.lab.plots import frontier
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(frontier, "save", lambda figure, path: drawn.append(figure))
+    slow = [{**row, "network": "100mbit"} for row in RACE]
+    file = written(tmp_path / "race.json", [*RACE, *slow])
+    assert main(["bench", "frontier", file, "--plot", str(tmp_path / "f.png"), "--panels", panels]) == 0
+    xlabels = [axes.get_xlabel() for axes in drawn[0].axes]
+    assert len(xlabels) == labels
+    assert any("bytes" in label for label in xlabels) is (panels != "seconds")
+    assert any("seconds, 100mbit" in label for label in xlabels) is (panels != "bytes")
+
+
 def test_several_races_are_one_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     again = written(tmp_path / "more.json", [raced("dense", 6400, 1.9, 90), raced("topka:0.01", 300, 2.3, 30)])
     assert main(["bench", "frontier", written(tmp_path / "race.json", RACE), again, "--json"]) == 0

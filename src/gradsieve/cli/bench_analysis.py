@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gradsieve.cli.bench_options import json_option
 from gradsieve.cli.bench_output import check_folder, show, writing
 from gradsieve.cli.parsing import ManyValues, parsed_into
+
+if TYPE_CHECKING:
+    from gradsieve.lab.plots.frontier import Panels
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,20 @@ class FrontierOptions:
 
     files: tuple[Path, ...]
     plot: Path | None
+    panels: Panels
     as_json: bool
 
 
 @click.command("frontier", cls=ManyValues)
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot the frontier to this PNG file.")
+@click.option(
+    "--panels",
+    type=click.Choice(["all", "bytes", "seconds"]),
+    default="all",
+    show_default=True,
+    help="Panels of the plot: loss against bytes, against training time, or both.",
+)
 @json_option()
 @parsed_into(FrontierOptions)
 def frontier(options: FrontierOptions) -> None:
@@ -78,4 +90,4 @@ def frontier(options: FrontierOptions) -> None:
     show(report, "Frontier", analysis.COLUMNS, options.as_json)
     if options.plot is not None:
         with writing(options.plot):
-            draw_frontier(options.plot, report)
+            draw_frontier(options.plot, report, options.panels)
