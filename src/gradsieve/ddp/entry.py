@@ -24,6 +24,7 @@ from gradsieve.engine.groups import Group, cut_into_groups
 from gradsieve.engine.rules import Rules
 from gradsieve.engine.scaling import Scaler, check_scaler
 from gradsieve.engine.schedules import Constant, Schedule
+from gradsieve.engine.warmup import rehearse_gradients, warm_up
 from gradsieve.engine.worker import Worker
 from gradsieve.errors import InputError
 from gradsieve.recipes import Recipe
@@ -33,6 +34,7 @@ from gradsieve.stats.sinks import Sink
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
 from gradsieve.updates.adapting import aware, checked_optimizer, owned_by, rates
 from gradsieve.updates.defaults import chosen_exchange, default_rules
+from gradsieve.updates.warmup import rehearse_updates
 
 T = TypeVar("T")
 
@@ -127,6 +129,7 @@ def attach(
     the_outer = _outer(optimizer, local_steps, outer)
     if optimizer is not None:
         settings = for_updates(settings, the_outer)
+    warm_up(groups, settings, rehearse_gradients if optimizer is None else rehearse_updates)
     network = _Network.twin(model.process_group, timeout_seconds)
     network.agree(groups[0].device, {**handshake.facts(groups, settings, the_rules), "outer": repr(the_outer)})
     exchanged = _Exchanged(model, parameters, groups, settings, network, sinks)

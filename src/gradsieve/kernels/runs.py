@@ -50,12 +50,13 @@ def sum_runs(indices: Any, values: Any, bounds: Any, out_indices: Any, out_value
         start -= start % WINDOW_ENTRIES
         alone = _only_run(indices, positions, bounds, start + WINDOW_ENTRIES)
         if alone >= 0:  # one run is copied: rounding errors of different runs are often far apart
-            first, after = positions[alone], _alone_until(indices, positions, bounds, alone)
-            passed = uint64(after - first)
-            out_indices[found : found + passed] = indices[first:after]
-            out_values[found : found + passed] = values[first:after]
+            after = _alone_until(indices, positions, bounds, alone)
+            # Not by slices: the check that two slices have the same length takes seconds to compile.
+            for position in range(uint64(positions[alone]), uint64(after)):
+                out_indices[found] = indices[position]
+                out_values[found] = values[position]
+                found += _ONE
             positions[alone] = after
-            found += passed
             continue
         for run in range(positions.size):
             position = uint64(positions[run])

@@ -16,6 +16,7 @@ from gradsieve.engine.groups import Group, cut_into_groups
 from gradsieve.engine.rules import Rules
 from gradsieve.engine.schedules import Schedule, as_schedule
 from gradsieve.engine.start import START, begin_alike
+from gradsieve.engine.warmup import Rehearsal, rehearse_gradients, warm_up
 from gradsieve.errors import InputError
 from gradsieve.recipes import Recipe
 from gradsieve.sieve import Sieve
@@ -44,7 +45,8 @@ class Exchange:
     ) -> None:
         settings = Settings(recipe, as_schedule(density), options.get("local_clip_norm"))
         with torch.no_grad():
-            groups, comm = agreed(parameters, settings, options.get("rules") or Rules(), options)
+            rules = options.get("rules") or Rules()
+            groups, comm = agreed(parameters, settings, rules, options, rehearse_gradients)
             self.sieve = Sieve(
                 Engine(groups, settings, comm), sinks=options.get("sinks", ()), parameters=parameters.values()
             )
@@ -81,6 +83,7 @@ def agreed(
     settings: Settings,
     rules: Rules,
     options: Options,
+    rehearse: Rehearsal,
     kinds: Mapping[str, Hashable] | None = None,
     **facts: str,
 ) -> tuple[tuple[Group, ...], CountingComm]:
@@ -92,6 +95,7 @@ def agreed(
     if start not in START:
         raise InputError(f"start must be one of {', '.join(START)}, got {start!r}")
     groups = cut_into_groups(parameters, rules, options.get("group_mb"), kinds)
+    warm_up(groups, settings, rehearse)
     comm = CountingComm(_network(options.get("comm"), options.get("timeout_seconds")))
     handshake.compare({**handshake.facts(groups, settings, rules), **facts}, comm)
     begin_alike(parameters, start, comm)
