@@ -198,3 +198,30 @@ def test_interrupt_ends_workers_quietly(tmp_path: Path, delay_seconds: float) ->
     assert process.returncode == 130
     assert "Traceback" not in said
     assert group_ends(process.pid)
+
+
+LEAVING = """
+import atexit, sys
+import gradsieve.cli, gradsieve.lab.train.world as world
+
+class Loud:
+    def __del__(self):
+        print("taken apart")
+
+kept = Loud()
+atexit.register(print, "at exit")
+world.was_joined = bool(int(sys.argv[1]))
+sys.argv[1:] = ["list", "--nonsense"]
+sys.exit(gradsieve.cli.main())
+"""
+
+
+@pytest.mark.parametrize("was_joined", [True, False])
+def test_a_rank_of_a_launcher_ends_before_the_interpreter_is_taken_apart(was_joined: bool) -> None:
+    """Gloo's threads abort a process whose interpreter is gone: exit code -6 after all work was done, seen once."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING, str(int(was_joined))], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "no such option" in done.stderr.lower()
+    assert done.stdout.splitlines() == (["at exit"] if was_joined else ["at exit", "taken apart"])

@@ -15,6 +15,7 @@ from gradsieve.errors import InputError
 
 PORT = 29500
 SLURM_PORTS = (20_000, 20_000)  # the first, and how many: two jobs on one machine must not use the same port
+was_joined = False  # whether this process has been a rank of a launcher's world
 NOT_A_STEP = 4_294_967_290  # Slurm step ids from here on are batch scripts and the like: one process, no world
 
 
@@ -65,6 +66,7 @@ def found_world(environment: Mapping[str, str] = os.environ) -> World | None:
 @contextlib.contextmanager
 def joined(world: World, device: str, timeout_seconds: float) -> Iterator[None]:
     """Inside, the default process group of that world is initialized."""
+    global was_joined
     import torch
     import torch.distributed as dist
 
@@ -77,6 +79,7 @@ def joined(world: World, device: str, timeout_seconds: float) -> Iterator[None]:
         world_size=world.size,
         timeout=timedelta(seconds=timeout_seconds),
     )
+    was_joined = True
     yield
     # Without a barrier right before, Gloo's threads may still run while the interpreter shuts down.
     dist.barrier()
