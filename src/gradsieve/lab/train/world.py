@@ -83,8 +83,8 @@ def joined(
         store, _, _ = next(iter(rendezvous(f"tcp://{address}", world.rank, world.size, timeout=timeout)))
     except RuntimeError as error:
         raise InputError(
-            f"rank {world.rank}: no connection with rank 0 at {address} within {timeout_seconds:g} s: check that rank 0 "
-            f"runs there, and MASTER_ADDR and MASTER_PORT ({type(error).__name__})"
+            f"rank {world.rank}: no connection with rank 0 at {address} within {timeout_seconds:g} s: check that "
+            f"rank 0 runs there, and MASTER_ADDR and MASTER_PORT ({type(error).__name__})"
         ) from error
     store.set_timeout(timeout)
     if before is not None:

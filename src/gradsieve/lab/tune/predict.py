@@ -89,7 +89,7 @@ class Model:
         if whole or step:
             dense = self.baselines.get(DENSE, NOTHING)
             busy = dense.busy_seconds(whole, 0) if whole else 0.0
-            found.append(Part(whole, factor * (busy + step), self._whole_bytes(whole) * per_byte))
+            found.append(Part(whole, factor * (busy + step), factor * self._whole_bytes(whole) * per_byte))
         return found
 
     def _buckets(self, method: Method, job: Job, constants: Constants, per_byte: float) -> list[Part]:
