@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gradsieve.comm import CountingComm
 from gradsieve.lab.baselines import BASELINES
+from gradsieve.lab.baselines.baseline import dense_bytes
 from gradsieve.lab.tune.exchanges import LARGEST_NUMEL, Cell, cells, measure_exchanges
 from gradsieve.lab.tune.fit import Constants, Sample, fit, nonnegative
 from gradsieve.lab.tune.job import Job, stand_in_job, stand_in_work
@@ -18,10 +19,11 @@ from gradsieve.lab.tune.stand_in import stand_in_shapes
 from gradsieve.lab.tune.together import decided
 from gradsieve.lab.tune.training import timed_steps
 
-LONGEST_STEP_SECONDS = 0.25  # of a step that is timed here: slow links get smaller stand-ins
+LONGEST_STEP_SECONDS = 0.15  # of a step that is timed here: slow links get smaller stand-ins
 SMALLEST_NUMEL = 1 << 15
-TORCH_STEPS = (4, 4)  # to warm up, and timed: PowerSGD begins at its third step
-OWN_STEPS = (15, 7)  # connections are made at the 13th call
+DENSE_STEP_SECONDS = 1.0  # of each of the two dense steps before PowerSGD begins
+TORCH_STEPS = (3, 4)  # to warm up, and timed: PowerSGD begins at its third step
+OWN_STEPS = (14, 7)  # connections are made at the 13th call
 TOP = 3  # methods that must have been timed themselves before they are called the best
 MOST_CALIBRATED = 6
 
@@ -42,7 +44,7 @@ def measured_model(
 ) -> Model:
     """Everything that is timed. All ranks call it together."""
     per_byte = physical.seconds_per_byte
-    chosen = decided(lambda: cells(max(job.groups(methods[0].rules)[0], default=job.numel), per_byte, densities))
+    chosen = decided(lambda: cells(max(job.groups(of_updates=False).sparse, default=job.numel), per_byte, densities))
     exchanges = measure_exchanges(comm, methods, chosen, per_byte, tell)
     model = Model(comm.size, physical.all_pairs_bits_per_second, exchanges)
     torch_methods = baselines()
@@ -69,7 +71,8 @@ def _baseline(method: Method, comm: CountingComm, job: Job, per_byte: float) -> 
     bytes_per_entry = max(BASELINES[method.recipe].bytes_received(stand_in_shapes(LARGEST_NUMEL), comm.size), 1) / (
         LARGEST_NUMEL
     )
-    long = decided(lambda: _size(job.numel, per_byte * bytes_per_entry))
+    first_steps = DENSE_STEP_SECONDS / (dense_bytes([(1,)], comm.size) * per_byte)
+    long = decided(lambda: _size(min(job.numel, round(first_steps)), per_byte * bytes_per_entry))
     samples = []
     for numel in dict.fromkeys((long, max(1, long // 4))):
         seconds = _timed(method, numel, comm).seconds
@@ -105,7 +108,7 @@ def _updates(comm: CountingComm, job: Job, per_byte: float) -> Constants:
     samples = []
     for numel, density in [*((long, each) for each in UPDATE_DENSITIES), (max(1, long // 4), UPDATE_DENSITIES[1])]:
         timed = _timed(_update(density), numel, comm)
-        groups = len(stand_in_job(numel, 0.0).groups(_update(density).rules)[0])
+        groups = len(stand_in_job(numel, 0.0).groups(of_updates=True).sparse)
         sent = max(1, round(numel * density))
         samples.append(Sample(numel // groups, sent // groups, timed.seconds / groups, timed.bytes_received / groups))
     return fit(samples, per_byte)

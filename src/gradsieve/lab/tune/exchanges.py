@@ -19,8 +19,8 @@ from gradsieve.vector.pieces import Pieces
 
 LARGEST_NUMEL = 6 << 20  # a group of 25 MB has no more
 SMALLEST_NUMEL = 1 << 17
-WARMUP_STEPS, TIMED_STEPS = 14, 7
-NETWORK_SECONDS = 0.06  # that the bytes of one exchange may take: slow links get shorter vectors
+WARMUP_STEPS, TIMED_STEPS = 10, 5
+NETWORK_SECONDS = 0.02  # that the bytes of one exchange may take: slow links get shorter vectors
 BYTES_PER_SENT = 12.0  # about, per rank, of the recipes that receive most
 USUAL_DENSITY = 0.01
 REFERENCE = "oktopk"  # whose value codes are compared; other recipes differ by as much per byte

@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from gradsieve.engine.rules import Rules
 from gradsieve.errors import InputError
 from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.models.shape import count_parameters
+from gradsieve.lab.tune.method import GRADIENT_RULES, UPDATE_RULES
 from gradsieve.lab.tune.stand_in import FORWARD_SHARE, Shapes, StandIn, stand_in_shapes
 
 GROUP_MB = 25.0  # the default of `attach`
@@ -27,6 +29,13 @@ TIMED_PASSES = 5
 RETURNS = "must return a pair (model, loss), where loss(model) runs one batch and returns a scalar tensor"
 
 Loss = Callable[[nn.Module], Tensor]
+
+
+class Groups(NamedTuple):
+    """How a model is cut."""
+
+    sparse: list[int]  # entries of the groups that are exchanged sparsely, in order
+    whole: int  # entries that are sent whole, all in one all_reduce
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class Job:
     backward_seconds: float
     on_processor: bool = False  # whether it computes on the processor that also exchanges
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return sum(int(torch.Size(shape).numel()) for shape in self.shapes)
 
@@ -46,12 +55,23 @@ class Job:
     def compute_seconds(self) -> float:
         return self.forward_seconds + self.backward_seconds
 
-    def groups(self, rules: Rules) -> tuple[list[int], int]:
-        """Entries of the groups that are exchanged sparsely, in order, and entries that are sent whole."""
+    def groups(self, *, of_updates: bool) -> Groups:
+        """The groups that `attach` cuts with the rules for gradients, or with those for Adam's updates."""
+        return self._update_groups if of_updates else self._gradient_groups
+
+    @cached_property
+    def _gradient_groups(self) -> Groups:
+        return self._cut(GRADIENT_RULES)
+
+    @cached_property
+    def _update_groups(self) -> Groups:
+        return self._cut(UPDATE_RULES)
+
+    def _cut(self, rules: Rules) -> Groups:
         tensors = {str(number): torch.empty(shape, device="meta") for number, shape in enumerate(self.shapes)}
         groups = cut_into_groups(tensors, rules, GROUP_MB)
         whole = sum(group.numel for group in groups if not group.sparse)
-        return [group.numel for group in groups if group.sparse], whole
+        return Groups([group.numel for group in groups if group.sparse], whole)
 
     def num_buckets(self) -> int:
         """About how many buckets DDP makes: 1 MB first, then 25 MB each."""

@@ -17,6 +17,7 @@ GRADIENT_RECIPES = tuple(name for name in RECIPES if name not in ("dense", DEFAU
 GRADIENT_DENSITIES = (0.001, 0.01, 0.02, 0.05)
 UPDATE_DENSITIES = (0.25, 0.5, 1.0)
 VALUE_CODES = ("exact", "bf16", "int8")
+GRADIENT_RULES, UPDATE_RULES = Rules(), Rules(min_numel=0, min_dimensions=0)  # as `attach` decides for Adam
 PASTED = {
     "bf16": "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
     "powersgd-1": "model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook)",
@@ -40,6 +41,11 @@ class Method:
     def of_updates(self) -> bool:
         """Whether the optimizer's updates are exchanged, before the forward pass."""
         return self.recipe == DEFAULT_UPDATE_RECIPE
+
+    @property
+    def can_be_checked(self) -> bool:
+        """Whether it may be run at full size. PowerSGD's first two steps are dense, minutes each on a slow link."""
+        return not self.recipe.startswith("powersgd")
 
     @property
     def is_default(self) -> bool:
@@ -72,8 +78,8 @@ class Method:
 
     @property
     def rules(self) -> Rules:
-        """Which parameters are sent whole, as `attach` decides for Adam."""
-        return Rules(min_numel=0, min_dimensions=0) if self.of_updates else Rules()
+        """Which parameters are sent whole."""
+        return UPDATE_RULES if self.of_updates else GRADIENT_RULES
 
     def build(self) -> Recipe:
         return recipe(self.recipe, values=self.values)

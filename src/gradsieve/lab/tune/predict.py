@@ -66,7 +66,7 @@ class Model:
         if method.is_baseline:
             return BASELINES[method.recipe].bytes_received(job.shapes, self.size)
         constants = self._constants(method)
-        groups, whole = job.groups(method.rules)
+        groups, whole = job.groups(of_updates=method.of_updates)
         sent = sum(constants.bytes_received(numel, _sent(numel, method.density)) for numel in groups)
         return sent + self._whole_bytes(whole)
 
@@ -76,7 +76,7 @@ class Model:
         constants = self._constants(method)
         if method.is_baseline:
             return self._buckets(method, job, constants.scaled(factor), per_byte)
-        groups, whole = job.groups(method.rules)
+        groups, whole = job.groups(of_updates=method.of_updates)
         found = []
         for numel in groups:
             sent = _sent(numel, method.density)
@@ -126,13 +126,13 @@ def overlapped_seconds(parts: Sequence[Part], job: Job) -> float:
 
 def crossing(faster: Callable[[float], bool]) -> float | None:
     """The bandwidth from which on `faster` is no longer true, or None if it is true everywhere or nowhere."""
-    grid = np.geomspace(SLOWEST, FASTEST, 241)
+    grid = np.geomspace(SLOWEST, FASTEST, 61)
     holds = [faster(float(rate)) for rate in grid]
     ends = [number for number in range(1, len(grid)) if holds[number - 1] and not holds[number]]
     if not ends:
         return None
     low, high = float(grid[ends[-1] - 1]), float(grid[ends[-1]])
-    for _ in range(40):
+    for _ in range(25):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if faster(middle) else (low, middle)
     return high

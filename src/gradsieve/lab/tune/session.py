@@ -62,7 +62,7 @@ def tune_rank(rank: int, plan: TunePlan, network: str, tell: Tell) -> Tuning:
     tuning = Tuning(network, comm.size, job, methods, physical, model, recommendation, [])
     if not plan.check:
         return tuning
-    best = decided(lambda: sorted(methods, key=tuning.seconds)[:CHECKED])
+    best = decided(lambda: [method for method in tuning.ranked if method.can_be_checked][:CHECKED])
     checked = check(model, job, best, plan.model, rank, tell)
     return Tuning(network, comm.size, job, methods, physical, model, recommendation, checked)
 
