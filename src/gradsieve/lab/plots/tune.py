@@ -35,22 +35,21 @@ def draw_tuning(path: Path, tunings: Sequence[Tuning]) -> None:
 def _draw(axes: Any, tuning: Tuning, names: Sequence[str]) -> None:
     measured = tuning.model.bits_per_second
     rates = np.geomspace(measured / 10**DECADES, measured * 10**DECADES, POINTS)
+    styles = {name: _style(method, names.index(name)) for name, method in plotted(tuning).items()}
     for name, method in plotted(tuning).items():
-        seconds = [1e3 * tuning.model.step_seconds(method, tuning.job, float(rate)) for rate in rates]
-        axes.plot(rates / 1e6, seconds, label=name, linewidth=2, **_style(method, names.index(name)))
+        seconds = [tuning.model.step_seconds(method, tuning.job, float(rate)) for rate in rates]
+        axes.plot(rates / 1e6, seconds, label=name, linewidth=2, **styles[name])
     for each in tuning.checked:
-        axes.plot(measured / 1e6, 1e3 * each.measured_seconds, "o", color=INK, markersize=5, zorder=5)
-        axes.annotate(
-            f"{each.method.name} measured", (measured / 1e6, 1e3 * each.measured_seconds),
-            xytext=(7, 0), textcoords="offset points", color=INK, fontsize=7, va="center",
-        )  # fmt: skip
+        point = {"color": styles.get(each.method.name, {"color": INK})["color"], "markeredgecolor": INK}
+        axes.plot(measured / 1e6, each.measured_seconds, "o", markersize=7, zorder=5, **point)
     axes.axvline(measured / 1e6, color=FAINT, linewidth=1, linestyle="--", zorder=0)
     axes.set_xlabel("bandwidth per rank in Mbit/s (log scale)", color=INK)
-    axes.set_ylabel("milliseconds per step (log scale)", color=INK)
+    axes.set_ylabel("seconds per step (log scale)", color=INK)
     style_axes(axes, "xy")
+    said = f"measured: {rate_text(measured)}" + ("; dots: steps that were run" if tuning.checked else "")
     axes.annotate(
-        f"measured: {rate_text(measured)}", (measured / 1e6, 1), xycoords=("data", "axes fraction"),
-        xytext=(5, -10), textcoords="offset points", color=FAINT, fontsize=8,
+        said, (measured / 1e6, 1), xycoords=("data", "axes fraction"), xytext=(5, -10), textcoords="offset points",
+        color=FAINT, fontsize=8,
     )  # fmt: skip
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gradsieve.lab.bench.report import Column, Row, megabytes, milliseconds, thousands
 from gradsieve.lab.tune.method import DENSE, Method
@@ -83,7 +84,8 @@ def measured_sentences(tuning: Tuning) -> Iterator[str]:
         f"Memory: {physical.memory_bytes_per_second / 1e9:.3g} GB/s per rank. Selection: "
         f"{physical.select_entries_per_second / 1e6:,.0f} million entries per second and rank."
     )
-    yield from (f"NICs: {host}." for host in physical.hosts)
+    for host, count in Counter(map(str, physical.hosts)).items():
+        yield f"NICs: {host}" + (f", on each of {count} hosts." if count > 1 else ".")
 
 
 def job_sentence(tuning: Tuning) -> str:
@@ -121,12 +123,13 @@ def to_json(tuning: Tuning) -> Row:
     }
 
 
-def plotted(tuning: Tuning, most: int = 4) -> dict[str, Any]:
-    """Methods to draw: the best few of different recipes, the default, dense and torch's hooks."""
+def plotted(tuning: Tuning, most: int = 4) -> dict[str, Method]:
+    """Methods to draw: what was run for real, the best few of different recipes, the default, dense, torch's hooks."""
     chosen: dict[str, Method] = {}
     for method in tuning.ranked:
         if not method.is_baseline and len(chosen) < most:
             chosen.setdefault(method.recipe, method)
+    checked = [each.method for each in tuning.checked]
     default = [method for method in tuning.methods if method.is_default]
     torch_methods = [method for method in tuning.ranked if method.is_baseline]
-    return {method.name: method for method in dict.fromkeys([*chosen.values(), *default, *torch_methods])}
+    return {method.name: method for method in dict.fromkeys([*checked, *chosen.values(), *default, *torch_methods])}
