@@ -90,7 +90,7 @@ def test_a_table_ends_with_the_line_to_paste(capsys: pytest.CaptureFixture[str])
     assert "40,000 parameters, 1 ms of computing" in captured.out
     last = captured.out.strip().splitlines()[-1].strip()
     assert last.startswith(("sieve = gradsieve.attach(model", "model = DistributedDataParallel(model)"))
-    assert "docs/optimizers.md" in captured.err
+    assert "docs/optimizers.md" in captured.out
 
 
 def test_a_model_of_the_users_is_timed_and_checked(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

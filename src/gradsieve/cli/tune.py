@@ -12,7 +12,7 @@ import click
 
 from gradsieve.cli.bench_options import RANKS_HELP, json_option, network_option
 from gradsieve.cli.bench_output import check_folder, writing
-from gradsieve.cli.console import measuring, stderr, stdout
+from gradsieve.cli.console import measuring, stdout
 from gradsieve.cli.parsing import ManyValues, count_option, densities, parsed_into, positive_option
 
 if TYPE_CHECKING:
@@ -130,7 +130,6 @@ def _show(tunings: Sequence[Tuning], options: TuneOptions) -> None:
         return
     for tuning in tunings:
         _print(tuning, options.all_methods)
-    stderr().print(LEARNING, style="dim")
 
 
 def _print(tuning: Tuning, all_methods: bool) -> None:
@@ -142,7 +141,7 @@ def _print(tuning: Tuning, all_methods: bool) -> None:
     console.print(_table(tuning, all_methods))
     if tuning.checked:
         console.print(_check_table(tuning))
-    for sentence in tuning.recommendation.sentences:
+    for sentence in (*tuning.recommendation.sentences, LEARNING):
         console.print(sentence)
     console.print(f"\n    {tuning.recommendation.method.line}\n", markup=False)
 
