@@ -14,6 +14,7 @@ from gradsieve.cli.demo import demo
 from gradsieve.cli.lab import lab
 from gradsieve.cli.listing import listing
 from gradsieve.cli.train import train
+from gradsieve.cli.tune import tune
 from gradsieve.errors import GradsieveError
 from gradsieve.version import __version__
 
@@ -32,7 +33,7 @@ def app() -> None:
     """Sparse all-reduce for PyTorch data-parallel training over slow networks."""
 
 
-for command in (listing, bench, demo, train, compare, lab, data):
+for command in (listing, bench, demo, tune, train, compare, lab, data):
     app.add_command(command)
 
 

@@ -6,10 +6,10 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradsieve.errors import InputError
 
@@ -64,20 +64,39 @@ def found_world(environment: Mapping[str, str] = os.environ) -> World | None:
 
 
 @contextlib.contextmanager
-def joined(world: World, device: str, timeout_seconds: float) -> Iterator[None]:
-    """Inside, the default process group of that world is initialized."""
+def joined(
+    world: World, device: str, timeout_seconds: float, before: Callable[[Any, int, int], None] | None = None
+) -> Iterator[None]:
+    """Inside, the default process group of that world is initialized.
+
+    `before` is called first, with torch's store, this rank and the number of ranks. If it raises, there is no group.
+    """
     global was_joined
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
     if device == "cuda":
         torch.cuda.set_device(world.local_rank)
+    timeout = timedelta(seconds=timeout_seconds)
+    address = f"{world.address}:{world.port}"
+    try:
+        store, _, _ = next(iter(rendezvous(f"tcp://{address}", world.rank, world.size, timeout=timeout)))
+    except RuntimeError as error:
+        raise InputError(
+            f"rank {world.rank}: no connection with rank 0 at {address} within {timeout_seconds:g} s: check that "
+            f"rank 0 runs there, and MASTER_ADDR and MASTER_PORT ({type(error).__name__})"
+        ) from error
+    store.set_timeout(timeout)
+    if before is not None:
+        before(PrefixStore("before", store), world.rank, world.size)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-        init_method=f"tcp://{world.address}:{world.port}",
+        store=PrefixStore("default_pg", store),
         rank=world.rank,
         world_size=world.size,
-        timeout=timedelta(seconds=timeout_seconds),
+        timeout=timeout,
     )
     was_joined = True
     yield
