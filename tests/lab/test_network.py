@@ -115,14 +115,17 @@ def test_what_is_no_topology(hosts: int, others: dict[int, str], sentence: str) 
         Topology.of(hosts, "1gbit", others)
 
 
-def test_without_root_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(sys, "platform", "linux")
-    for command in (["up"], ["down"], ["status"], ["run", "--", "true"], ["link", "0", "down"]):
-        assert main(["lab", *command]) == 2
-        said = capsys.readouterr().err
-        assert said == (
-            "gradsieve: error: the network laboratory needs root, to create network namespaces: run it with sudo\n"
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_elsewhere_than_on_linux_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], platform: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    laboratory = (["up"], ["down"], ["status"], ["run", "--", "true"], ["link", "0", "down"], ["enter", "true"])
+    for command in [*(["lab", *rest] for rest in laboratory), ["bench", "reduce", "--network", "1gbit"]]:
+        assert main(command) == 2
+        assert capsys.readouterr().err == (
+            f"gradsieve: error: networks need Linux, this is {platform}: without --network, benchmarks run over "
+            "loopback\n"
         )
 
 
