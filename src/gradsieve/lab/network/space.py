@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gradsieve.lab.network import guard
 from gradsieve.lab.network.errors import NetworkError
-from gradsieve.lab.network.folder import ROOTS_FOLDER, existing_state_folder
+from gradsieve.lab.network.folder import ROOTS_FOLDER, users_folder
 from gradsieve.lab.network.forbidden import no_space
 from gradsieve.lab.network.privilege import RUN
 from gradsieve.lab.network.syscalls import BIND, NEW_MOUNTS, NEW_USER, RECURSIVE, SLAVE, mount, setns, unshare
@@ -62,15 +62,20 @@ class Member:
 def enter_new_space() -> None:
     """Move this process, which must have one thread only, into a new space."""
     user, group = os.geteuid(), os.getegid()
-    folder = existing_state_folder()
+    folder = users_folder()
     try:
         unshare(NEW_USER | NEW_MOUNTS)
         Path("/proc/self/setgroups").write_text("deny")  # otherwise the kernel refuses the next two
         Path("/proc/self/uid_map").write_text(f"0 {user} 1")
         Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-        _make_run_our_own(folder)
+        _make_run_our_own()
     except OSError as error:
         raise no_space(error) from None
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        mount(str(folder), str(ROOTS_FOLDER), None, BIND)
+    except OSError as error:
+        raise NetworkError(f"the folder of state files cannot be used: {error}: set XDG_RUNTIME_DIR") from None
     _start_guard()
 
 
@@ -88,10 +93,10 @@ def living_guard() -> Member | None:
     return known if known is None or known.is_alive() else _start_guard()
 
 
-def _make_run_our_own(state_folder: Path) -> None:
-    """Mount an empty file system over /run, and show in it what was there before, and the folder of state files."""
+def _make_run_our_own() -> None:
+    """Mount an empty file system over /run, and show in it what was there before."""
     mount("none", "/", None, SLAVE | RECURSIVE)  # later mounts of the machine appear here, ours do not appear there
-    before, state = (os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (RUN, state_folder))
+    before = os.open(RUN, os.O_RDONLY | os.O_DIRECTORY)
     names = [name for name in os.listdir(before) if name not in OWN_NAMES]
     mount("gradsieve", str(RUN), "tmpfs", 0, "mode=0755")
     for name in names:
@@ -99,9 +104,7 @@ def _make_run_our_own(state_folder: Path) -> None:
             _show(before, name)
     (RUN / "netns").mkdir()
     ROOTS_FOLDER.mkdir()
-    mount(f"/proc/self/fd/{state}", str(ROOTS_FOLDER), None, BIND)
     os.close(before)
-    os.close(state)
 
 
 def _show(before: int, name: str) -> None:

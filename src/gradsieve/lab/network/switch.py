@@ -6,6 +6,7 @@ disappear with the namespaces.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -83,17 +84,21 @@ class Site:
 
     def _start_relay(self, number: int, port: str) -> str:
         """Start a relay with half of the latency: a frame passes two. Returns the interface to attach to the bridge."""
-        tap = f"tap{number}"
+        on_bridge, inner = f"tap{number}", f"tap{number}"
+        if not os.access(relay.TUN, os.R_OK | os.W_OK):
+            on_bridge, inner = f"outer{number}", f"inner{number}"
+            ip("link", "add", on_bridge, "type", "veth", "peer", "name", inner, namespace=self.switch)
+            self._raise(inner)
         delay = str(self.topology.latency_seconds / 2)
-        command = Host(self.switch).command([sys.executable, "-I", "-S", str(relay.__file__), port, tap, delay])
+        command = Host(self.switch).command([sys.executable, "-I", "-S", str(relay.__file__), port, inner, delay])
         started = subprocess.run(
             command, capture_output=True, text=True, timeout=RELAY_START_SECONDS, check=False, stdin=subprocess.DEVNULL
         )
         if started.returncode:
             reason = (started.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise NetworkError(f"latency cannot be added on this machine: {reason}")
-        self._raise(tap)
-        return tap
+        self._raise(on_bridge)
+        return on_bridge
 
     def _raise(self, interface: str) -> None:
         """Bring an interface up, without automatic IPv6 addresses: their announcements would be counted as traffic."""
