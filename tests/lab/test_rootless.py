@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support import networks
-from support.plain_users import PlainUser, container_root, eventually, plain_user
+from support.plain_users import SECONDS, PlainUser, container_root, eventually, plain_user
 
 RATE = 20_000_000
 PAYLOAD = 2_500_000  # a second at that rate
@@ -189,7 +189,7 @@ while tries < 30 and not (tries > 5 and best < 9):
         best = min(best, time.monotonic() - started)
     except OSError:
         time.sleep(0.05)
-print(best)
+print(best, flush=True)
 os._exit(3)
 """
     code, out, said = user.lab("run", "--hosts", "2", "--latency", "20ms", "--", user.python, "-c", ping)
@@ -197,9 +197,10 @@ os._exit(3)
     assert 0.040 <= float(out.removeprefix("[0] ")) < 9
 
 
+@pytest.mark.timeout(900)  # the user's own kernels are compiled first
 def test_a_benchmark(user: PlainUser) -> None:
     sizes = "--network 50mbit --ranks 2 --numel 20000 --repeats 2 --recipe oktopk --no-peers --json"
-    code, out, said = user.run(*user.gradsieve, "bench", "reduce", *sizes.split())
+    code, out, said = user.run(*user.gradsieve, "bench", "reduce", *sizes.split(), seconds=850)
     assert code == 0, said
     rows = {row["recipe"]: row for row in json.loads(out)["results"]}
     assert rows["oktopk"]["network"] == "50mbit"
@@ -264,6 +265,16 @@ def test_an_interrupted_run(user: PlainUser, number: signal.Signals) -> None:
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_while_its_network_is_built(user: PlainUser, number: signal.Signals) -> None:
+    process = user.start(*user.gradsieve, "lab", "run", "--hosts", "20", "--", "sleep", "600")
+    assert eventually(lambda: "lab.json" in user.states()), "the first that a network has is its state file"
+    process.send_signal(number)
+    out, said = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (128 + number, "")
     assert "Traceback" not in said
 
 

@@ -51,11 +51,11 @@ class PlainUser:
             **self.switches,
         )
 
-    def run(self, *command: str) -> tuple[int, str, str]:
+    def run(self, *command: str, seconds: float = SECONDS) -> tuple[int, str, str]:
         """Exit code, stdout and stderr."""
         process = self.start(*command)
         try:
-            out, said = process.communicate(timeout=SECONDS)
+            out, said = process.communicate(timeout=seconds)
         finally:
             process.kill()
         return process.returncode, out, said

@@ -58,17 +58,24 @@ class Network:
 
     def __enter__(self) -> Self:
         require_networks()
-        with held_back(signal.SIGINT, signal.SIGTERM), ExitStack() as cleanup:
-            cleanup.enter_context(held(self.name))
-            claim = build(self.name, self.topology, stays=False)
-            cleanup.callback(remove, claim)
-            self._site = claim.site
-            self._cleanup = cleanup.pop_all()
+        try:
+            with held_back(signal.SIGINT, signal.SIGTERM), ExitStack() as cleanup:
+                cleanup.enter_context(held(self.name))
+                claim = build(self.name, self.topology, stays=False)
+                cleanup.callback(remove, claim)
+                self._site = claim.site
+                self._cleanup = cleanup.pop_all()
+        except BaseException:  # also a signal that was held back until the network was complete
+            self._remove()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
         with held_back(signal.SIGINT, signal.SIGTERM):
             self._cleanup.close()
             self._site = None
