@@ -129,6 +129,12 @@ def test_elsewhere_than_on_linux_one_sentence(
         )
 
 
+def test_windows_can_import_the_benchmarks() -> None:
+    """They import the laboratory, for its names of networks. Windows has no fcntl."""
+    code = "import sys; sys.modules['fcntl'] = None; import gradsieve.lab.bench.site"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_names_become_file_names() -> None:
     with pytest.raises(InputError, match="got '../etc'"):
         Network(2, name="../etc")
@@ -338,7 +344,7 @@ def test_mistakes_are_one_sentence(lab: Commands, arguments: list[str], sentence
 def test_only_what_was_created_is_removed(lab: Commands) -> None:
     """Namespaces of somebody else stay, also under a name that looks like ours."""
     other = f"gradsieve-{NAME}-other"
-    tools.ip("netns", "add", other)
+    tools.add_namespace(other)
     try:
         lab("up", "--hosts", "2")
         lab("down")

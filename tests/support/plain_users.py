@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import gradsieve
+from gradsieve.lab.network.privilege import in_user_namespace
 
 SECONDS = 120.0
 INTERPRETERS = (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}", "/usr/bin/python3")
@@ -108,8 +109,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
 @contextmanager
 def plain_user() -> Iterator[PlainUser]:
     """A user that may make user namespaces; the test is skipped if none can."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("user namespaces need Linux")
+    _require_machine()
     own = os.geteuid()
     number = own or 61_000 + os.getpid() % 4_000  # above what distributions give to users
     with _home(number) as home:
@@ -122,6 +122,7 @@ def plain_user() -> Iterator[PlainUser]:
 @contextmanager
 def container_root(without: Sequence[str] = ("sys_admin", "net_admin")) -> Iterator[PlainUser]:
     """The root of a container, which lacks these capabilities."""
+    _require_machine()
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("dropping capabilities needs root and setpriv")
     with _home(0) as home:
@@ -153,6 +154,13 @@ def _interpreter(user: PlainUser) -> str:
         except OSError:
             continue
     pytest.skip(f"a plain user can run none of {', '.join(INTERPRETERS)} with the packages of this environment")
+
+
+def _require_machine() -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("user namespaces need Linux")
+    if in_user_namespace():
+        pytest.skip("there are no other users in a user namespace: run these tests outside")
 
 
 def _require_user_namespaces(user: PlainUser) -> None:

@@ -6,7 +6,6 @@ killed process leaves behind is known, and nothing else is ever touched. The ker
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -116,7 +115,7 @@ def check_name(name: str) -> str:
 def held(name: str, *, shared: bool = False) -> Iterator[None]:
     """Hold a laboratory's lock; raise if another process holds it."""
     path = existing_state_folder() / f"{check_name(name)}.lock"
-    descriptor = _locked(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    descriptor = _locked(path, shared)
     try:
         yield
     finally:
@@ -125,11 +124,14 @@ def held(name: str, *, shared: bool = False) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _locked(path: Path, kind: int) -> int:
+def _locked(path: Path, shared: bool) -> int:
     """Open and lock the file and write our process id to it. Returns its descriptor.
 
     Repeats if the file was removed between opening and locking.
     """
+    import fcntl  # not on Windows, where this module is imported, too
+
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     deadline = time.monotonic() + ORPHAN_SECONDS
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -16,7 +16,6 @@ namespace is emptied.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import socket
@@ -92,6 +91,8 @@ def open_port(name: str) -> socket.socket:
 
 def open_tap(name: str) -> int:
     """A tap interface of this name; it disappears with the process."""
+    import fcntl  # not on Windows, where this module is imported, too
+
     tap = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
     fcntl.ioctl(tap, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN)
