@@ -127,9 +127,9 @@ def container_root(without: Sequence[str] = ("sys_admin", "net_admin")) -> Itera
         pytest.skip("dropping capabilities needs root and setpriv")
     with _home(0) as home:
         drop = ("setpriv", "--bounding-set", ",".join(f"-{name}" for name in without))
-        user = PlainUser(0, home, before=drop)
-        _require_user_namespaces(user)
-        yield user
+        if "setfcap" not in without:  # without it no namespace can be made
+            _require_user_namespaces(PlainUser(0, home, before=drop))
+        yield PlainUser(0, home, before=drop)
 
 
 @contextmanager
