@@ -115,15 +115,24 @@ def test_what_is_no_topology(hosts: int, others: dict[int, str], sentence: str) 
         Topology.of(hosts, "1gbit", others)
 
 
-def test_without_root_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(sys, "platform", "linux")
-    for command in (["up"], ["down"], ["status"], ["run", "--", "true"], ["link", "0", "down"]):
-        assert main(["lab", *command]) == 2
-        said = capsys.readouterr().err
-        assert said == (
-            "gradsieve: error: the network laboratory needs root, to create network namespaces: run it with sudo\n"
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_elsewhere_than_on_linux_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], platform: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    laboratory = (["up"], ["down"], ["status"], ["run", "--", "true"], ["link", "0", "down"], ["enter", "true"])
+    for command in [*(["lab", *rest] for rest in laboratory), ["bench", "reduce", "--network", "1gbit"]]:
+        assert main(command) == 2
+        assert capsys.readouterr().err == (
+            f"gradsieve: error: networks need Linux, this is {platform}: without --network, benchmarks run over "
+            "loopback\n"
         )
+
+
+def test_windows_can_import_the_benchmarks() -> None:
+    """They import the laboratory, for its names of networks. Windows has no fcntl."""
+    code = "import sys; sys.modules['fcntl'] = None; import gradsieve.lab.bench.site"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_names_become_file_names() -> None:
@@ -335,7 +344,7 @@ def test_mistakes_are_one_sentence(lab: Commands, arguments: list[str], sentence
 def test_only_what_was_created_is_removed(lab: Commands) -> None:
     """Namespaces of somebody else stay, also under a name that looks like ours."""
     other = f"gradsieve-{NAME}-other"
-    tools.ip("netns", "add", other)
+    tools.add_namespace(other)
     try:
         lab("up", "--hosts", "2")
         lab("down")

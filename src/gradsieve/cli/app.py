@@ -12,6 +12,7 @@ from gradsieve.cli.compare import compare
 from gradsieve.cli.data import data
 from gradsieve.cli.demo import demo
 from gradsieve.cli.lab import lab
+from gradsieve.cli.lab_space import Invocation
 from gradsieve.cli.listing import listing
 from gradsieve.cli.train import train
 from gradsieve.cli.tune import tune
@@ -39,8 +40,9 @@ for command in (listing, bench, demo, tune, train, compare, lab, data):
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run with these arguments, or those of the process. Returns the exit code."""
+    invocation = Invocation(owns_process=arguments is None)
     try:
-        outcome = app.main(arguments, prog_name="gradsieve", standalone_mode=False)
+        outcome = app.main(arguments, prog_name="gradsieve", standalone_mode=False, obj=invocation)
     except HELP_WANTED as error:
         click.echo(error.format_message(), err=True)
         return USAGE_ERROR

@@ -23,6 +23,7 @@ from gradsieve.cli.bench_options import (
 )
 from gradsieve.cli.bench_output import check_folder, show, writing
 from gradsieve.cli.console import measuring
+from gradsieve.cli.lab_space import enter_space_for
 from gradsieve.cli.parsing import ManyValues, count_option, density_option, parsed_into
 
 NUMEL = 14_700_000  # parameters of the papers' VGG-16
@@ -69,6 +70,7 @@ def reduce(options: ReduceOptions) -> None:
       gradsieve bench reduce --recipe dense oktopk --network 100mbit 1gbit --ranks 4
     """
     check_folder(options.plot)
+    enter_space_for(options.networks)
     from gradsieve.lab.bench.reduce import COLUMNS, ReducePlan, bench_reduce
     from gradsieve.lab.bench.site import LOOPBACK
     from gradsieve.lab.interrupts import termination_unwinds
@@ -118,7 +120,7 @@ class WireOptions:
     help="Index codes: auto, plain, bitmap, blocks, gaps.",
 )
 @network_option(
-    "Also count the bytes at the network interfaces, on links of this rate: 1gbit, … (Linux, root).  "
+    "Also count the bytes at the network interfaces, on links of this rate: 1gbit, … (Linux).  "
     "[default: ranks are threads]"
 )
 @ranks_option((4, 8))
@@ -134,6 +136,7 @@ def wire(options: WireOptions) -> None:
     entries. Further rows count the bytes of exchanged updates and the bytes of indices against their entropy, and
     measure the speed of encoding and decoding.
     """
+    enter_space_for(options.networks)
     from gradsieve.lab.bench.wire import COLUMNS, THREADS, WirePlan, bench_wire
     from gradsieve.lab.interrupts import termination_unwinds
     from gradsieve.wire import Codec
@@ -208,6 +211,7 @@ def overlap(options: OverlapOptions) -> None:
 
     There is one row per group size. The row `nothing sent` shows the cost of the hook itself.
     """
+    enter_space_for(options.networks)
     from gradsieve.lab.bench.overlap import COLUMNS, OverlapPlan, bench_overlap
     from gradsieve.lab.bench.site import LOOPBACK
     from gradsieve.lab.interrupts import termination_unwinds

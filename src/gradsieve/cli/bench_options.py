@@ -17,7 +17,7 @@ DENSITY_HELP = "Fraction of the entries to send."
 RANKS_HELP = "Number of ranks."
 VALUES_HELP = "Value code, which encodes the values that are sent; own: the recipe's own code."
 LIMITED_LINKS = (
-    "Run each rank in a host of its own on links of this rate: 100mbit, unlimited, 1gbit+5ms, … (Linux, root).  "
+    "Run each rank in a host of its own on links of this rate: 100mbit, unlimited, 1gbit+5ms, … (Linux).  "
     "[default: loopback]"
 )
 

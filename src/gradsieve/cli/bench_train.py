@@ -18,6 +18,7 @@ from gradsieve.cli.bench_options import (
 )
 from gradsieve.cli.bench_output import show
 from gradsieve.cli.console import measuring
+from gradsieve.cli.lab_space import enter_space_for
 from gradsieve.cli.parsing import ManyValues, count_option, folder_option, parsed_into, seed_option
 from gradsieve.cli.run_folder import create_run_folder
 from gradsieve.cli.train_options import WorkloadOptions, workload_options
@@ -102,6 +103,7 @@ def train(options: BenchTrainOptions) -> None:
     Example:
       gradsieve bench train resnet20 --network 100mbit 1gbit --ranks 4 --recipe dense oktopk --steps 400
     """
+    enter_space_for(options.networks)
     from gradsieve.lab.bench.standings import COLUMNS
     from gradsieve.lab.bench.train import bench_train
     from gradsieve.lab.interrupts import termination_unwinds

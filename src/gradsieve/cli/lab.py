@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import click
 
+from gradsieve.cli.lab_enter import enter
 from gradsieve.cli.lab_options import LinksOptions, links_options, name_option
 from gradsieve.cli.lab_run import run
+from gradsieve.cli.lab_space import enter_space, join_space
 from gradsieve.cli.lab_status import status
 from gradsieve.cli.parsing import count_option, parsed_into
 from gradsieve.errors import InputError
@@ -16,14 +18,15 @@ from gradsieve.errors import InputError
 
 @click.group()
 def lab() -> None:
-    """Build slow networks on this machine (Linux, root).
+    """Build slow networks on this machine (Linux).
 
-    The hosts of a network are network namespaces.
+    The hosts of a network are network namespaces. Without root they are built in a user namespace.
     """
 
 
 lab.add_command(run)
 lab.add_command(status)
+lab.add_command(enter)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +51,11 @@ def up(options: LabUpOptions) -> None:
     """
     from gradsieve.lab.interrupts import held_back
     from gradsieve.lab.network.claim import held
-    from gradsieve.lab.network.iproute import require_tools
     from gradsieve.lab.network.network import build
     from gradsieve.lab.network.topology import Topology
 
     topology = Topology.of(options.hosts, options.rate, options.host_rates, options.latency)
-    require_tools()
+    enter_space()
     with held_back(signal.SIGINT, signal.SIGTERM), held(options.name):
         build(options.name, topology, stays=True)
     click.echo(f"{topology}: {topology.address(0)} to {topology.address(topology.hosts - 1)}")
@@ -79,7 +81,7 @@ def down(options: LabDownOptions) -> None:
     from gradsieve.lab.interrupts import held_back
     from gradsieve.lab.network.claim import held, is_held, known_names, read_claim
     from gradsieve.lab.network.iproute import require_tools
-    from gradsieve.lab.network.network import remove
+    from gradsieve.lab.network.remains import retire
 
     require_tools()
     names = [name for name in known_names() if not is_held(name)] if options.everything else [options.name]
@@ -87,7 +89,7 @@ def down(options: LabDownOptions) -> None:
         with held_back(signal.SIGINT, signal.SIGTERM), held(name):
             claim = read_claim(name)
             if claim is not None:
-                remove(claim)
+                retire(claim)
         click.echo(f"{name}: removed" if claim is not None else f"{name}: nothing to remove")
 
 
@@ -117,13 +119,12 @@ def link(options: LabLinkOptions) -> None:
     rate RATE      set the rate in both directions
     vanish         take the link down for good, and kill the processes in the host
     """
-    from gradsieve.lab.network.iproute import require_tools
     from gradsieve.lab.network.network import standing, vanish
 
     action, value = options.action, options.value
     if (value is None) == (action in ("rate", "drop")):
         raise InputError(f"link {action} takes {'a value' if value is None else 'no value'}: gradsieve lab link --help")
-    require_tools()
+    join_space(options.name)
     site = standing(options.name).site
     cable = site.link(options.host)
     if action == "down":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gradsieve.cli.lab_options import LinksOptions, links_options, name_option
+from gradsieve.cli.lab_space import enter_space, join_space
 from gradsieve.cli.parsing import parsed_into
 
 if TYPE_CHECKING:
@@ -59,9 +60,11 @@ def run(options: LabRunOptions) -> int:
     """
     from gradsieve.lab.interrupts import termination_unwinds
     from gradsieve.lab.network.command import run_command
-    from gradsieve.lab.network.iproute import require_tools
 
-    require_tools()
+    if options.hosts is None:
+        join_space(options.name)
+    else:
+        enter_space()
     with termination_unwinds(), ExitStack() as stack:
         site = _site(options, stack)
         hosts = sorted(set(options.only)) or list(range(site.topology.hosts))

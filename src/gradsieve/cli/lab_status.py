@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,6 +51,7 @@ def status(options: LabStatusOptions) -> None:
 
 def _described(claim: Claim) -> dict[str, Any]:
     from gradsieve.lab.network.claim import is_held
+    from gradsieve.lab.network.remains import beside
 
     if is_held(claim.name):
         state = "in use"
@@ -57,8 +59,12 @@ def _described(claim: Claim) -> dict[str, Any]:
         state = "up"
     else:
         state = f"left behind by process {claim.process}: gradsieve lab down --name {claim.name} removes it"
-    numbers = range(claim.site.topology.hosts) if claim.complete else []
-    return {"state": state, "hosts": [_host(claim.site, number) for number in numbers]}
+    shown = claim.complete and claim.is_reachable and not claim.is_elsewhere
+    return {"state": state, "hosts": beside(claim, partial(_hosts, claim.site)) if shown else []}
+
+
+def _hosts(site: Site) -> list[dict[str, Any]]:
+    return [_host(site, number) for number in range(site.topology.hosts)]
 
 
 def _host(site: Site, number: int) -> dict[str, Any]:

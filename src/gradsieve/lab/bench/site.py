@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gradsieve.lab.network import Network
-from gradsieve.lab.network.iproute import require_tools
+from gradsieve.lab.network.iproute import require_networks
 from gradsieve.lab.network.topology import Topology, split_profile
 from gradsieve.lab.rank_processes import Tell, run_rank_processes
 
@@ -20,7 +20,7 @@ def check_networks(networks: Iterable[str], ranks: int) -> None:
         if network != LOOPBACK:
             rate, latency = split_profile(network)
             Topology.of(ranks, rate, latency=latency)
-            require_tools()
+            require_networks()
 
 
 def run_on(

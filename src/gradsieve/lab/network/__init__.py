@@ -1,6 +1,6 @@
 """Real slow networks on one machine: hosts are network namespaces, links are limited by the kernel.
 
-Linux and root only. Benchmarks and tests use `Network`, the command line is `gradsieve lab`.
+Linux only, as root or in a space (`space.py`). Benchmarks and tests use `Network`, the command line is `gradsieve lab`.
 """
 
 from gradsieve.lab.network.counters import Counters, interface_counters

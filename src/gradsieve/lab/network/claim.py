@@ -6,7 +6,6 @@ killed process leaves behind is known, and nothing else is ever touched. The ker
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -14,15 +13,17 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gradsieve.errors import InputError
 from gradsieve.lab.network.errors import NetworkError
+from gradsieve.lab.network.folder import existing_state_folder, state_folder
+from gradsieve.lab.network.privilege import can_build
+from gradsieve.lab.network.space import Member, living_guard, own_guard
 from gradsieve.lab.network.switch import Site
 from gradsieve.lab.network.topology import Topology
 
-FOLDER = Path("/run/gradsieve")
 ORPHAN_SECONDS = 2.0  # a child that a killed owner was just starting keeps the lock for a moment
 NAME_FORM = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 
@@ -35,17 +36,28 @@ class Claim:
     site: Site
     process: int  # id of the process that built it
     stays: bool  # until `lab down`, not only for the lifetime of that process
+    guard: Member | None  # of the space it is in; None if root built it
     complete: bool = False
 
     @classmethod
     def fresh(cls, name: str, topology: Topology, *, stays: bool) -> Claim:
         """A claim with a new random identity, so that its names are unused."""
-        return cls(name, Site(secrets.token_hex(4), topology), os.getpid(), stays)
+        return cls(name, Site(secrets.token_hex(4), topology), os.getpid(), stays, living_guard())
 
     @property
     def is_up(self) -> bool:
         """Whether it is built and stays without the process that built it."""
-        return self.complete and self.stays
+        return self.complete and self.stays and self.is_reachable
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether its namespaces can be used: a space ends with its guard."""
+        return self.guard is None or self.guard.is_alive()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this process is in another space, from where there is no way to its namespaces."""
+        return can_build() and self.guard != own_guard()
 
     def completed(self) -> Claim:
         return replace(self, complete=True)
@@ -58,6 +70,7 @@ class Claim:
             "topology": self.site.topology.to_json(),
             "process": self.process,
             "stays": self.stays,
+            "guard": None if self.guard is None else asdict(self.guard),
             "complete": self.complete,
         }
         draft = _path(self.name).with_suffix(".draft")
@@ -75,7 +88,8 @@ def read_claim(name: str) -> Claim | None:
         known = json.loads(_path(name).read_text())
         topology = Topology(tuple(known["topology"]["rates"]), known["topology"]["latency_seconds"])
         site = Site(known["identity"], topology)
-        return Claim(name, site, known["process"], known["stays"], known["complete"])
+        guard = None if known.get("guard") is None else Member(**known["guard"])
+        return Claim(name, site, known["process"], known["stays"], guard, known["complete"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -84,7 +98,7 @@ def read_claim(name: str) -> Claim | None:
 
 def known_names() -> list[str]:
     """Names of all laboratories that are up or were left behind."""
-    return sorted(path.stem for path in FOLDER.glob("*.json"))
+    return sorted(path.stem for path in state_folder().glob("*.json"))
 
 
 def check_name(name: str) -> str:
@@ -100,9 +114,8 @@ def check_name(name: str) -> str:
 @contextmanager
 def held(name: str, *, shared: bool = False) -> Iterator[None]:
     """Hold a laboratory's lock; raise if another process holds it."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{check_name(name)}.lock"
-    descriptor = _locked(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    path = existing_state_folder() / f"{check_name(name)}.lock"
+    descriptor = _locked(path, shared)
     try:
         yield
     finally:
@@ -111,11 +124,14 @@ def held(name: str, *, shared: bool = False) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _locked(path: Path, kind: int) -> int:
+def _locked(path: Path, shared: bool) -> int:
     """Open and lock the file and write our process id to it. Returns its descriptor.
 
     Repeats if the file was removed between opening and locking.
     """
+    import fcntl  # not on Windows, where this module is imported, too
+
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     deadline = time.monotonic() + ORPHAN_SECONDS
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -147,4 +163,4 @@ def is_held(name: str) -> bool:
 
 
 def _path(name: str) -> Path:
-    return FOLDER / f"{name}.json"
+    return state_folder() / f"{name}.json"

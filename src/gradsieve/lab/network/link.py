@@ -21,11 +21,11 @@ class Link:
 
     def down(self) -> None:
         """Pull the cable. Packets are lost silently, as on a real network. Connections stay open and wait."""
-        ip("-n", self.switch_namespace, "link", "set", self.port, "down")
+        ip("link", "set", self.port, "down", namespace=self.switch_namespace)
 
     def up(self) -> None:
         """Plug the cable in again."""
-        ip("-n", self.switch_namespace, "link", "set", self.port, "up")
+        ip("link", "set", self.port, "up", namespace=self.switch_namespace)
 
     def drop(self, seconds: float) -> None:
         """Take the link down for some seconds. It comes up again even after an interrupt."""
@@ -39,11 +39,11 @@ class Link:
         """Limit both directions, each at its sender."""
         limit = rate if isinstance(rate, Rate) else Rate.parse(rate)
         for namespace, interface in self._ends():
-            ip("-n", namespace, "link", "set", interface, "gso_max_size", str(limit.packet_bytes))
+            ip("link", "set", interface, "gso_max_size", str(limit.packet_bytes), namespace=namespace)
             if limit.bucket:
-                tc("-n", namespace, "qdisc", "replace", "dev", interface, "root", *limit.bucket)
+                tc("qdisc", "replace", "dev", interface, "root", *limit.bucket, namespace=namespace)
             elif self._bucket(namespace, interface):
-                tc("-n", namespace, "qdisc", "del", "dev", interface, "root")
+                tc("qdisc", "del", "dev", interface, "root", namespace=namespace)
 
     def rate(self) -> Rate:
         """The current limit from the host to the switch, as the kernel reports it."""
@@ -51,12 +51,12 @@ class Link:
         return Rate(bucket["options"]["rate"] * 8 if bucket else None)
 
     def is_up(self) -> bool:
-        (port,) = ip_json("-n", self.switch_namespace, "link", "show", "dev", self.port)
+        (port,) = ip_json("link", "show", "dev", self.port, namespace=self.switch_namespace)
         return "UP" in port["flags"]
 
     def _ends(self) -> tuple[tuple[str, str], tuple[str, str]]:
         return (self.host_namespace, INTERFACE), (self.switch_namespace, self.port)
 
     def _bucket(self, namespace: str, interface: str) -> dict[str, Any] | None:
-        shown = tc_json("-n", namespace, "qdisc", "show", "dev", interface)
+        shown = tc_json("qdisc", "show", "dev", interface, namespace=namespace)
         return next((entry for entry in shown if entry.get("kind") == "tbf"), None)

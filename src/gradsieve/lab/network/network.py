@@ -15,7 +15,7 @@ from gradsieve.lab.network.claim import Claim, check_name, held, read_claim
 from gradsieve.lab.network.counters import Counters
 from gradsieve.lab.network.errors import NetworkError
 from gradsieve.lab.network.host import Host
-from gradsieve.lab.network.iproute import require_tools
+from gradsieve.lab.network.iproute import require_networks
 from gradsieve.lab.network.link import Link
 from gradsieve.lab.network.switch import Site
 from gradsieve.lab.network.topology import INTERFACE, Topology
@@ -57,18 +57,25 @@ class Network:
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
-        require_tools()
-        with held_back(signal.SIGINT, signal.SIGTERM), ExitStack() as cleanup:
-            cleanup.enter_context(held(self.name))
-            claim = build(self.name, self.topology, stays=False)
-            cleanup.callback(remove, claim)
-            self._site = claim.site
-            self._cleanup = cleanup.pop_all()
+        require_networks()
+        try:
+            with held_back(signal.SIGINT, signal.SIGTERM), ExitStack() as cleanup:
+                cleanup.enter_context(held(self.name))
+                claim = build(self.name, self.topology, stays=False)
+                cleanup.callback(remove, claim)
+                self._site = claim.site
+                self._cleanup = cleanup.pop_all()
+        except BaseException:  # also a signal that was held back until the network was complete
+            self._remove()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
         with held_back(signal.SIGINT, signal.SIGTERM):
             self._cleanup.close()
             self._site = None
@@ -147,8 +154,10 @@ def vanish(site: Site, host: int) -> None:
 def standing(name: str) -> Claim:
     """The laboratory that `lab up` built; an error that says how to build it if there is none."""
     claim = read_claim(check_name(name))
-    if claim is None or not claim.complete:
+    if claim is None or not claim.complete or not claim.is_reachable:
         raise NetworkError(f"the laboratory {name!r} is not up: gradsieve lab up{_option(name)} builds it")
+    if claim.is_elsewhere:
+        raise NetworkError(f"the laboratory {name!r} is in another space: use it outside of `gradsieve lab enter`")
     return claim
 
 

@@ -1,18 +1,21 @@
 """Added latency without the kernel's netem: a process that delays every frame.
 
-The process connects a host's port to the bridge. Frames from the port's packet socket go to a tap interface on the
-bridge and vice versa, in order, each after the same delay. Large segments that the kernel would only divide at the last
-moment pass undivided (both ends use virtio headers). So a frame has up to 64 kB here, and the process keeps up with
-about one gigabit per second in each direction. Its processor time is taken from the ranks: with latency, results on few
-cores are pessimistic.
+The process connects a host's port to the bridge. Frames from the port's packet socket go to an interface on the bridge
+and vice versa, in order, each after the same delay. Large segments that the kernel would only divide at the last moment
+pass undivided (both ends use virtio headers). So a frame has up to 64 kB here, and the process keeps up with about one
+gigabit per second in each direction. Its processor time is taken from the ranks: with latency, results on few cores are
+pessimistic.
 
-Run as a script inside the switch's namespace: `relay.py PORT TAP SECONDS`. It returns when everything is set up and
-continues in the background until the namespace is emptied.
+The interface on the bridge is a tap that the process creates. Where this user may not open /dev/net/tun, it is one end
+of a veth pair, and the process has a packet socket on the other.
+
+Run as a script inside the switch's namespace: `relay.py PORT INNER SECONDS`. INNER is the other end of the veth pair,
+or the name of the tap to create. It returns when everything is set up and continues in the background until the
+namespace is emptied.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import socket
@@ -32,6 +35,7 @@ BATCH = 64
 ETH_P_ALL = 0x0003
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+TUN = "/dev/net/tun"
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_TSO_ECN = 1, 2, 4, 8
@@ -75,8 +79,11 @@ def open_port(name: str) -> socket.socket:
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
     port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     port.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
-    port.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, SOCKET_BYTES)
-    port.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, SOCKET_BYTES)
+    for forced, limited in ((SO_SNDBUFFORCE, socket.SO_SNDBUF), (SO_RCVBUFFORCE, socket.SO_RCVBUF)):
+        try:
+            port.setsockopt(socket.SOL_SOCKET, forced, SOCKET_BYTES)
+        except PermissionError:  # only root exceeds net.core.wmem_max and rmem_max
+            port.setsockopt(socket.SOL_SOCKET, limited, SOCKET_BYTES)
     port.bind((name, 0))
     port.setblocking(False)
     return port
@@ -84,17 +91,19 @@ def open_port(name: str) -> socket.socket:
 
 def open_tap(name: str) -> int:
     """A tap interface of this name; it disappears with the process."""
-    tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    import fcntl  # not on Windows, where this module is imported, too
+
+    tap = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
     fcntl.ioctl(tap, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN)
     return tap
 
 
-def relay(port: socket.socket, tap: int, delay_seconds: float) -> None:
+def relay(port: int, inner: int, delay_seconds: float) -> None:
     """Pass frames in both directions, forever."""
-    outward = Direction(lambda: port.recv(LARGEST_FRAME), lambda frame: os.write(tap, frame), delay_seconds)
-    inward = Direction(lambda: os.read(tap, LARGEST_FRAME), port.send, delay_seconds)
-    sources = {port.fileno(): outward, tap: inward}
+    outward = Direction(lambda: os.read(port, LARGEST_FRAME), lambda frame: os.write(inner, frame), delay_seconds)
+    inward = Direction(lambda: os.read(inner, LARGEST_FRAME), lambda frame: os.write(port, frame), delay_seconds)
+    sources = {port: outward, inner: inward}
     while True:
         waits = [left for direction in sources.values() if (left := direction.give()) is not None]
         ready, _, _ = select.select(list(sources), [], [], min(waits, default=None))
@@ -103,8 +112,9 @@ def relay(port: socket.socket, tap: int, delay_seconds: float) -> None:
 
 
 def main() -> None:
-    port, tap, seconds = sys.argv[1:]
-    ends = open_port(port), open_tap(tap)
+    port, inner, seconds = sys.argv[1:]
+    is_there = inner in (name for _, name in socket.if_nameindex())
+    ends = open_port(port).detach(), open_port(inner).detach() if is_there else open_tap(inner)
     if os.fork():
         os._exit(0)
     os.setsid()
