@@ -13,6 +13,7 @@ import click
 from gradsieve.cli.bench_options import RANKS_HELP, json_option, network_option
 from gradsieve.cli.bench_output import check_folder, writing
 from gradsieve.cli.console import measuring, stdout
+from gradsieve.cli.lab_space import enter_space_for
 from gradsieve.cli.parsing import ManyValues, count_option, densities, parsed_into, positive_option
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def tune(options: TuneOptions) -> None:
       torchrun --nnodes 4 ... -m gradsieve tune --parameters 125M --compute-seconds 0.4
     """
     check_folder(options.plot)
+    enter_space_for(options.networks)
     from gradsieve.lab.interrupts import termination_unwinds
     from gradsieve.lab.tune.plan import TunePlan
     from gradsieve.lab.tune.run import SilentError
