@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gradsieve.lab.network import Network
+from gradsieve.lab.network import Network, NetworkError
 from gradsieve.lab.network.iproute import require_tools
 from gradsieve.lab.network.topology import Topology, split_profile
 from gradsieve.lab.rank_processes import Tell, run_rank_processes
@@ -21,6 +22,18 @@ def check_networks(networks: Iterable[str], ranks: int) -> None:
             rate, latency = split_profile(network)
             Topology.of(ranks, rate, latency=latency)
             require_tools()
+
+
+def obstacle() -> str | None:
+    """Why no network can be built here, or None if one can: it is tried with a single host.
+
+    Root alone does not suffice: most containers may not create namespaces.
+    """
+    try:
+        with Network(1, name=f"trial-{os.getpid()}"):
+            return None
+    except NetworkError as error:
+        return str(error)
 
 
 def run_on(
