@@ -37,11 +37,19 @@ def obstacle() -> str | None:
 
 
 def run_on(
-    network: str, ranks: int, work: Callable[..., Any], *arguments: Any, on_report: Tell | None = None
+    network: str,
+    ranks: int,
+    work: Callable[..., Any],
+    *arguments: Any,
+    on_report: Tell | None = None,
+    name: str | None = None,
 ) -> list[Any]:
-    """Run `work(process, *arguments)` on every rank and return the results in rank order."""
+    """Run `work(process, *arguments)` on every rank and return the results in rank order.
+
+    `name` is that of the network, if it is not one of the benchmarks'.
+    """
     if network == LOOPBACK:
         return run_rank_processes(ranks, work, *arguments, on_report=on_report)
     rate, latency = split_profile(network)
-    with Network(ranks, rate, latency=latency, name=NETWORK_NAME) as hosts:
+    with Network(ranks, rate, latency=latency, name=name or NETWORK_NAME) as hosts:
         return hosts.run_rank_processes(work, *arguments, on_report=on_report)
