@@ -33,7 +33,7 @@ class DemoOptions:
 
 @click.command()
 @count_option("--hosts", "--workers", "hosts", default=4, metavar="P", help="Hosts, with one rank each, at least 2.")
-@count_option("--steps", default=24, help="Training steps of each contestant.")
+@count_option("--steps", default=32, help="Training steps of each contestant.")
 @seed_option("--seed", help="Seed for initialization and data order.")
 @click.option("--rate", default="100mbit", show_default=True, metavar="RATE", help="Rate of every host's link.")
 @click.option("--loopback", is_flag=True, help="Build no network: compute the time on the links, do not measure it.")

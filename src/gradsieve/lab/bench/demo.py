@@ -32,7 +32,7 @@ from gradsieve.lab.train.plan import Plan
 
 WORKLOAD = "mlp"
 NETWORK_NAME = "demo"  # a benchmark on the same machine slows a demo down, but need not forbid it
-EVALUATIONS = 12  # per run: the points of a line in the picture
+EVALUATIONS = 16  # per run: the points of a line in the picture
 
 
 class Contestant(NamedTuple):
@@ -45,8 +45,8 @@ class Contestant(NamedTuple):
 CONTESTANTS = (
     Contestant("dense DDP", Choice(DENSE)),
     Contestant("bf16 hook", Choice("bf16")),
-    # Error feedback acts as momentum, so Ok-Topk runs without it. The rate that dense's momentum amounts to, 3, diverges
-    # in so short a run. With the rate 1 Ok-Topk ends level with dense on the validation part.
+    # Error feedback acts as momentum, so Ok-Topk runs without it. At the rate that dense's momentum amounts to, 3, it
+    # diverges in so short a run. At the rate 1 it ends level with dense on the validation part.
     Contestant("Ok-Topk", Choice("oktopk-nomomentum", density=0.03, rate=1.0)),
     Contestant("one-bit updates", Choice("onebit-updates")),
 )
@@ -57,7 +57,7 @@ class Demo:
     """How long to train, and where."""
 
     hosts: int = 4
-    steps: int = 24
+    steps: int = 32
     seed: int = 0
     rate: str = "100mbit"  # of every host's link
     obstacle: str | None = None  # why the ranks run over loopback instead; None: they run on a network
