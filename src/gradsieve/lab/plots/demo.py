@@ -12,7 +12,7 @@ def draw_demo(path: Path, content: dict[str, Any]) -> None:
     """One line per contestant, from the content of demo.json. The legend says when each had finished."""
     demo, rows = content["demo"], content["results"]
     title = f"{demo['hosts']} hosts on links of {demo['rate']}, {content['model']['parameters']:,} parameters"
-    figure = new_figure(11, 5.6, title)  # wide enough for a legend in one row
+    figure = new_figure(11.6, 5.6, title)  # wide enough for a legend in one row
     axes = figure.subplots()
     for number, row in enumerate(rows):
         seconds, accuracies = [at[1] for at in row["curve"]], [100 * at[2] for at in row["curve"]]
