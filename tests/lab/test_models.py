@@ -20,6 +20,7 @@ PUBLISHED = {
     "resnet20": 269_722,
     "resnet50": 25_557_032,
     "alexnet": 61_100_840,
+    "mlp": 12_115_010,  # 12.11 million weights in table 1 of Cireşan et al.
     "lstm": 66_034_000,
     "deepspeech": 27_569_568,
     "bert": 133_547_324,
@@ -30,6 +31,7 @@ INPUTS: dict[str, Any] = {
     "resnet20": lambda: (torch.randn(2, 3, 32, 32),),
     "resnet50": lambda: (torch.randn(2, 3, 64, 64),),
     "alexnet": lambda: (torch.randn(2, 3, 64, 64),),
+    "mlp": lambda: (torch.randn(2, 1, 8, 8),),
     "lstm": lambda: (torch.randint(256, (2, 7)),),
     "deepspeech": lambda: (torch.randn(2, 30, 161), torch.tensor([30, 21])),
     "bert": lambda: (torch.randint(4096, (2, 16)), torch.zeros(2, 16, dtype=torch.long), torch.arange(32)),

@@ -1,75 +1,102 @@
-"""`gradsieve demo`: dense DDP against Ok-Topk on local ranks, in about two minutes."""
+"""`gradsieve demo`: dense DDP, torch's bf16 hook and Gradsieve on slow links, side by side, in about two minutes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from gradsieve.cli.comparison import Comparison, run_comparison
-from gradsieve.cli.console import stdout
-from gradsieve.cli.parsing import count_option, density_option, folder_option, parsed_into, seed_option
-from gradsieve.cli.run_folder import create_run_folder
-from gradsieve.errors import InputError
+from gradsieve.cli.console import stderr, stdout
+from gradsieve.cli.lab_space import enter_space
+from gradsieve.cli.parsing import count_option, folder_option, parsed_into, seed_option
+from gradsieve.cli.run_folder import create_run_folder, log_shown_on_failure
+from gradsieve.errors import MismatchError
 
-WORKLOAD = "resnet20"
-SPARSE = "oktopk-nomomentum"
-EVALUATIONS = 8  # per run
-SLOW_BITS_PER_SECOND = 100e6
+if TYPE_CHECKING:
+    from gradsieve.lab.bench.demo import Demo
 
 
 @dataclass(frozen=True)
 class DemoOptions:
     """Parsed options of `gradsieve demo`."""
 
-    workers: int
+    hosts: int
     steps: int
-    density: float
     seed: int
+    rate: str
+    loopback: bool
     out: Path | None
     as_json: bool
 
 
 @click.command()
-@count_option("--workers", default=4, help="Local rank processes, at least 2.")
-@count_option("--steps", default=400, help="Training steps per run.")
-@density_option(default=0.01, help="Fraction of the entries that Ok-Topk sends.")
+@count_option("--hosts", "--workers", "hosts", default=4, metavar="P", help="Hosts, with one rank each, at least 2.")
+@count_option("--steps", default=32, help="Training steps of each contestant.")
 @seed_option("--seed", help="Seed for initialization and data order.")
+@click.option("--rate", default="100mbit", show_default=True, metavar="RATE", help="Rate of every host's link.")
+@click.option("--loopback", is_flag=True, help="Build no network: compute the time on the links, do not measure it.")
 @folder_option("--out", help="Folder for results.  [default: runs/demo-<time>]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @parsed_into(DemoOptions)
 def demo(options: DemoOptions) -> None:
-    """Train a small network with dense DDP and with Ok-Topk.
+    """Train on slow links: dense DDP, bf16 and Gradsieve side by side.
 
-    A small ResNet-20 learns to classify scikit-learn's handwritten digits on local ranks. Both runs start from the same
-    model and use the same batches. They take turns, so that other load on the machine affects them equally. Ok-Topk
-    runs with plain SGD at the learning rate that is equivalent to dense's momentum, because error feedback acts as
-    momentum. This is `gradsieve compare resnet20 --recipes dense,oktopk-nomomentum` with one seed.
+    A perceptron of 1.7 million parameters learns scikit-learn's handwritten digits on four hosts: network namespaces on
+    this machine, with links of 100 Mbit/s. Dense DDP, torch's bf16 hook, Ok-Topk and one-bit updates start from the
+    same model and take the same batches and steps. The contestant with the least time on its own clock trains next, so
+    the fastest finishes first.
+
+    Where no network can be built, the ranks run over loopback, and the time on the links is computed.
     """
-    if options.workers < 2:
-        raise InputError(f"workers must be at least 2, or there is nothing to exchange, got {options.workers}")
-    folder = create_run_folder(options.out, "demo")
-    from gradsieve.lab.train.choice import DENSE, Choice
-    from gradsieve.lab.train.plan import Plan
+    from gradsieve.cli.demo_output import next_steps, summary, table
+    from gradsieve.cli.demo_progress import watching
+    from gradsieve.lab.bench.demo import run_demo
+    from gradsieve.lab.interrupts import termination_unwinds
 
-    dense = Choice(DENSE, options.density)
-    sparse = replace(dense, recipe=SPARSE)
-    plan = Plan(WORKLOAD, dense, steps=options.steps, evaluate_every=max(1, options.steps // EVALUATIONS))
-    content = run_comparison(
-        Comparison(plan, [dense, sparse], [options.seed], folder, options.workers, None, options.as_json)
-    )
-    if content is not None and not options.as_json:
-        stdout().print(_on_a_slow_network(content), soft_wrap=True)
+    with termination_unwinds():
+        planned = _planned(options)
+        folder = create_run_folder(options.out, "demo")
+        if planned.obstacle and not options.as_json:
+            stderr().print(f"No network: {planned.obstacle}. Training over loopback instead.", soft_wrap=True)
+        with log_shown_on_failure(folder), watching(planned, options.as_json) as see:
+            content = run_demo(planned, folder, see)
+    if options.as_json:
+        click.echo(json.dumps(content))
+    else:
+        console = stdout()
+        console.print(table(content))
+        for paragraph in (summary(content), f"Picture: {content['picture']}", next_steps()):
+            console.print(paragraph, soft_wrap=True, markup=False)
+            console.print()
+    unequal = [row["name"] for row in content["results"] if not row["replicas_equal"]]
+    if unequal:
+        raise MismatchError(f"the ranks ended with different parameters: {', '.join(unequal)}")
 
 
-def _on_a_slow_network(content: dict[str, Any]) -> str:
-    """Loopback hides the cost of bytes, so it is computed for a slow link, and the sentence says so."""
-    dense, sparse = (
-        row["bytes_received_per_step"]["mean"] * 8 / SLOW_BITS_PER_SECOND for row in content["summary"].values()
-    )
-    return (
-        f"This machine has no slow network: at {SLOW_BITS_PER_SECOND / 1e6:.0f} Mbit/s these bytes alone would take "
-        f"{dense * 1e3:.0f} ms per step dense, {sparse * 1e3:.0f} ms per step sparse (computed, not measured)."
-    )
+def _planned(options: DemoOptions) -> Demo:
+    """Check the options, and whether a network can be built here."""
+    from dataclasses import replace
+
+    from gradsieve.lab.network.topology import Topology
+
+    Topology.of(options.hosts, options.rate)
+    refused = "--loopback was given" if options.loopback else _refused()
+    from gradsieve.lab.bench.demo import Demo
+    from gradsieve.lab.bench.site import obstacle
+
+    planned = Demo(options.hosts, options.steps, options.seed, options.rate)
+    return replace(planned, obstacle=refused or obstacle())
+
+
+def _refused() -> str | None:
+    """Move to where networks can be built, before torch is imported. Returns why that is not possible."""
+    from gradsieve.lab.network.errors import NetworkError
+
+    try:
+        enter_space()
+    except NetworkError as error:
+        return str(error)
+    return None

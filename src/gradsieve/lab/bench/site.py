@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gradsieve.lab.network import Network
+from gradsieve.lab.network import Network, NetworkError
 from gradsieve.lab.network.iproute import require_networks
 from gradsieve.lab.network.topology import Topology, split_profile
 from gradsieve.lab.rank_processes import Tell, run_rank_processes
@@ -23,12 +24,32 @@ def check_networks(networks: Iterable[str], ranks: int) -> None:
             require_networks()
 
 
+def obstacle() -> str | None:
+    """Why no network can be built here, or None if one can: it is tried with a single host.
+
+    Root alone does not suffice: most containers may not create namespaces.
+    """
+    try:
+        with Network(1, name=f"trial-{os.getpid()}"):
+            return None
+    except NetworkError as error:
+        return str(error)
+
+
 def run_on(
-    network: str, ranks: int, work: Callable[..., Any], *arguments: Any, on_report: Tell | None = None
+    network: str,
+    ranks: int,
+    work: Callable[..., Any],
+    *arguments: Any,
+    on_report: Tell | None = None,
+    name: str | None = None,
 ) -> list[Any]:
-    """Run `work(process, *arguments)` on every rank and return the results in rank order."""
+    """Run `work(process, *arguments)` on every rank and return the results in rank order.
+
+    `name` is that of the network, if it is not one of the benchmarks'.
+    """
     if network == LOOPBACK:
         return run_rank_processes(ranks, work, *arguments, on_report=on_report)
     rate, latency = split_profile(network)
-    with Network(ranks, rate, latency=latency, name=NETWORK_NAME) as hosts:
+    with Network(ranks, rate, latency=latency, name=name or NETWORK_NAME) as hosts:
         return hosts.run_rank_processes(work, *arguments, on_report=on_report)

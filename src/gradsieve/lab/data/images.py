@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,17 +78,30 @@ class ImagePair(NamedTuple):
 
 def read_digits(side: int) -> ImagePair:
     """1,797 handwritten digits of 8x8 (Alpaydin and Kaynak, 1998) from scikit-learn. One in five is held out."""
+    digits, turn = _digits(side)
+    train = replace(_part(digits, turn != 0), jitter=Jitter(shift=1))
+    return ImagePair(train, _part(digits, turn == 0), channels=1, classes=10)
+
+
+def read_plain_digits(side: int, evaluate: str) -> ImagePair:
+    """The same digits in three parts, not shifted. The training part does not depend on which other part is scored."""
+    digits, turn = _digits(side)
+    scored = _part(digits, turn == (1 if evaluate == "validation" else 0))
+    return ImagePair(_part(digits, turn > 1), scored, channels=1, classes=10)
+
+
+def _digits(side: int) -> tuple[ImageSet, NDArray[np.int64]]:
+    """All digits, and which fifth of them each is in."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     images = np.round(bunch.images[..., None] * (255 / DIGITS_LEVELS)).astype(np.uint8)
-    labels = bunch.target.astype(np.uint8)
-    is_test = np.arange(len(labels)) % HELD_OUT_ONE_IN == 0
-    parts = [
-        ImageSet(images[chosen], labels[chosen], DIGITS_MEAN, DIGITS_DEVIATION, side, Jitter(shift=1))
-        for chosen in (~is_test, is_test)
-    ]
-    return ImagePair(parts[0], parts[1], channels=1, classes=10)
+    digits = ImageSet(images, bunch.target.astype(np.uint8), DIGITS_MEAN, DIGITS_DEVIATION, side)
+    return digits, np.arange(len(digits)) % HELD_OUT_ONE_IN
+
+
+def _part(images: ImageSet, chosen: NDArray[np.bool_]) -> ImageSet:
+    return replace(images, images=images.images[chosen], labels=images.labels[chosen])
 
 
 def read_cifar(side: int, path: Path | None) -> ImagePair:

@@ -9,6 +9,7 @@ from gradsieve.lab.models.bert import Bert, BertShape
 from gradsieve.lab.models.deepspeech import DeepSpeech, DeepSpeechShape
 from gradsieve.lab.models.gpt import Gpt, GptShape
 from gradsieve.lab.models.lstm import LstmLanguageModel, LstmShape
+from gradsieve.lab.models.mlp import Mlp, MlpShape
 from gradsieve.lab.models.resnet20 import ResNet20, ResNet20Shape
 from gradsieve.lab.models.resnet50 import ResNet50, ResNet50Shape
 from gradsieve.lab.models.shape import Architecture, count_parameters
@@ -33,6 +34,9 @@ MODELS: Registry[Architecture[Any]] = Registry(
         ),
         "alexnet": Architecture(
             AlexNet, AlexNetShape(), AlexNetShape(16, 512, pooled=2, dropout=0.2), 61_100_840, "AlexNet in one tower"
+        ),
+        "mlp": Architecture(
+            Mlp, MlpShape(), MlpShape((1280, 1280), side=8), 12_115_010, "multilayer perceptron of five hidden layers"
         ),
         "lstm": Architecture(
             LstmLanguageModel,

@@ -1,13 +1,13 @@
 """Several choices on the same workload, data and seeds, in the same rank processes.
 
-For each seed all runs take turns, some steps each, so that other load on the machine affects all of them alike. Each
-run ends with the same parameters as it would alone.
+For each seed all runs take turns, some steps each, so that other load on the machine affects all of them alike
+(`all_in_turn`). Each run ends with the same parameters as it would alone.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,19 @@ from gradsieve.lab.train.choice import Choice
 from gradsieve.lab.train.journal import METRICS, Row, read_rows
 from gradsieve.lab.train.plan import Plan
 from gradsieve.lab.train.run import Run, Tell, rehearse
+
+Turns = Callable[[Sequence[Run]], Sequence[Run]]
+"""From the runs that have not ended, those that train next, until something is due. The same on all ranks."""
+
+
+def all_in_turn(going: Sequence[Run]) -> Sequence[Run]:
+    """Every run, so that all of them are at the same step."""
+    return going
+
+
+def least_time_first(going: Sequence[Run]) -> Sequence[Run]:
+    """The run that has trained for the shortest time, so that all are at the same time, and the fastest ends first."""
+    return [min(going, key=lambda run: run.totals.seconds)]
 
 
 def run_name(choice: Choice, seed: int) -> str:
@@ -31,6 +44,7 @@ def compare_everywhere(
     choices: Sequence[Choice],
     seeds: Sequence[int],
     in_network: bool = False,
+    turns: Turns = all_in_turn,
 ) -> list[Row]:
     """All runs on this rank of an initialized process group. `launch` starts it on all ranks."""
     task = plan.open()
@@ -46,7 +60,7 @@ def compare_everywhere(
         for run in runs:
             run.begin()
         while going := [run for run in runs if not run.done]:
-            for run in going:
+            for run in turns(going):
                 run.advance()
         results += [run.end() for run in runs]
     return results

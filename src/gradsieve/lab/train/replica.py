@@ -76,6 +76,7 @@ class Replica:
         with self._own_random_state():
             for _ in range(steps):
                 self._step(interval)
+        self._exchange_last(interval)
         if before is not None:
             interval.interface_bytes = interface_counters().bytes_received - before
         return interval
@@ -84,8 +85,6 @@ class Replica:
         """The scores on the test data, equal on all ranks. Each rank computes a part."""
         # Running means of batch norm differ between ranks within a step. Training continues with those of rank 0.
         _broadcast(list(self.bare.buffers()))
-        if isinstance(self.sieve, UpdateSieve):
-            self.sieve.exchange()
         with self._common_parameters():
             sums = self.task.measure(self.bare, self.rank, self.size)
         dist.all_reduce(sums)
@@ -177,24 +176,41 @@ class Replica:
         forward = time.perf_counter()
         torch.autograd.backward(loss)
         backward = time.perf_counter()
-        changes = [after - now for after, now in zip(self._counts(), before, strict=True)]
-        if not changes[-1]:
+        if not self._count(interval, before):
             self._update()
         self.step += 1
         loss_value = loss.item()
         ended = time.perf_counter()
         computed = min(max(self._clock.last, forward), backward)
-        self._note(interval, loss_value, changes, (started, drawn, forward, computed, backward, ended))
+        self._note(interval, loss_value, (started, drawn, forward, computed, backward, ended))
 
-    def _note(self, interval: Interval, loss: float, changes: list[int], times: tuple[float, ...]) -> None:
+    def _exchange_last(self, interval: Interval) -> None:
+        """Exchange the last updates if they are due. The evaluation that may follow must not do it: it is not timed."""
+        if not isinstance(self.sieve, UpdateSieve):
+            return
+        before, started = self._counts(), time.perf_counter()
+        self.sieve.exchange()
+        interval.phases["exchange"] += time.perf_counter() - started
+        self._count(interval, before)
+
+    def _note(self, interval: Interval, loss: float, times: tuple[float, ...]) -> None:
         interval.steps += 1
         interval.loss += loss
         for phase, start, stop in zip(PHASES, times, times[1:], strict=False):
             interval.phases[phase] += stop - start
-        interval.bytes_received += self.baseline.bytes_received(self.step - 1) if self.baseline else changes[0]
-        interval.selected += changes[1]
-        interval.delivered += changes[2]
-        interval.skipped += changes[3]
+        if self.baseline is not None:
+            interval.bytes_received += self.baseline.bytes_received(self.step - 1)
+
+    def _count(self, interval: Interval, before: tuple[int, int, int, int]) -> int:
+        """Add what the sieve exchanged since then. Returns the number of steps that it skipped."""
+        received, selected, delivered, skipped = (
+            after - now for after, now in zip(self._counts(), before, strict=True)
+        )
+        interval.bytes_received += received
+        interval.selected += selected
+        interval.delivered += delivered
+        interval.skipped += skipped
+        return skipped
 
     def _update(self) -> None:
         limit = self.preset.clip_norm

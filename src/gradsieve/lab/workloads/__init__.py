@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradsieve.lab.workloads.classify import ALEXNET, RESNET20, RESNET50, VGG16
+from gradsieve.lab.workloads.classify import ALEXNET, MLP, RESNET20, RESNET50, VGG16
 from gradsieve.lab.workloads.generate import GPT
 from gradsieve.lab.workloads.language import LSTM
 from gradsieve.lab.workloads.pretrain import BERT
@@ -16,5 +16,5 @@ __all__ = ["WORKLOADS", "Drawn", "Limits", "Metric", "Outcome", "Preset", "Sieve
 
 WORKLOADS: Registry[Workload] = Registry(
     "workload",
-    {workload.name: workload for workload in (VGG16, RESNET20, RESNET50, ALEXNET, LSTM, DEEPSPEECH, BERT, GPT)},
+    {workload.name: workload for workload in (VGG16, RESNET20, RESNET50, ALEXNET, MLP, LSTM, DEEPSPEECH, BERT, GPT)},
 )

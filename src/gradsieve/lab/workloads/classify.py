@@ -13,7 +13,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from gradsieve.lab.data.folder import FolderPair, read_folder
-from gradsieve.lab.data.images import ImageBatch, ImagePair, read_cifar, read_digits
+from gradsieve.lab.data.images import ImageBatch, ImagePair, read_cifar, read_digits, read_plain_digits
 from gradsieve.lab.data.subset import first
 from gradsieve.lab.models import Architecture
 from gradsieve.lab.workloads.optimizer import Sgd
@@ -23,6 +23,7 @@ from gradsieve.lab.workloads.workload import (
     GTOPK,
     PARTLY,
     PUBLISHED,
+    SHAPE_ONLY,
     SMALL,
     Limits,
     Preset,
@@ -53,6 +54,19 @@ class ImageData:
             case "imagenet":
                 return read_folder(path, self.side)
         raise unknown_source(self.source, SOURCES)
+
+
+@dataclass(frozen=True)
+class PlainDigits:
+    """The digits without random shifts, which a short run learns from most quickly."""
+
+    side: int = 8  # pixels after resizing
+    source: str = "digits"
+    evaluate: str = "test"  # or "validation", for tuning
+
+    def read(self, path: Path | None) -> ImagePair:
+        """The training and the scored part."""
+        return read_plain_digits(self.side, self.evaluate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,4 +142,16 @@ ALEXNET = _workload(
     _small(0.02, side=64),
     Preset("paper", ImageData("imagenet", 224), 64, 90, Sgd(0.01, 0.9, 5e-4), IMAGENET_STEPS, GTOPK, note=PARTLY),
     sources=SOURCES,
+)
+MLP = Workload(
+    "mlp",
+    "classifies images",
+    "mlp",
+    ("digits",),
+    presets(
+        default=Preset("small", PlainDigits(), 32, 4, Sgd(0.3, momentum=0.9), Cosine(0.05), note=SMALL),
+        paper=Preset("paper", PlainDigits(29), 32, 50, Sgd(0.05, momentum=0.9), Cosine(0.05), note=SHAPE_ONLY),
+    ),
+    open_classification,
+    evaluates=("test", "validation"),
 )

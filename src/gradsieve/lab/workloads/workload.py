@@ -76,6 +76,7 @@ ALL = Limits()
 PUBLISHED = "batch, optimizer, schedule, density and periods of the Ok-Topk paper"
 PARTLY = "density and its warm-up from the gTop-k paper; learning rate, schedule and epochs as usual for the model"
 SMALL = "chosen here, to learn within minutes on two cores"
+SHAPE_ONLY = "the published model; data, optimizer and schedule chosen here, not tried"
 MEDIUM = "chosen here, for a model in a published size, for races on slow links"
 GTOPK = Sieve("gtopk", density=0.001, warmup=(0.015625, 0.004))
 
