@@ -13,6 +13,7 @@ from torch import nn
 import gradsieve
 from gradsieve.updates.adam import LEVELS_PER_DOUBLING
 from gradsieve.updates.adapting import adapt, aware
+from gradsieve.updates.signal import ENERGY, SIGNAL
 from support.small_model import give_grads, model, trained
 
 SETTINGS: list[dict[str, Any]] = [
@@ -37,35 +38,40 @@ def test_with_one_rank_it_is_torchs_bit_for_bit(ours: Any, theirs: Any, settings
     assert all(torch.equal(x, y) for x, y in zip(left, right, strict=True))
 
 
-def stepped(size: int, num_ranks: int, signal: float, steps: int) -> tuple[nn.Parameter, gradsieve.AdamW]:
-    """One parameter whose own gradient is a constant signal and noise of variance one."""
+def stepped(size: int, num_ranks: int, share: float, steps: int) -> tuple[nn.Parameter, gradsieve.AdamW]:
+    """One parameter with noise as gradient, whose signal's share has been measured."""
     parameter = nn.Parameter(torch.zeros(size))
     optimizer = gradsieve.AdamW([parameter], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
     optimizer.for_ranks(num_ranks)
     generator = torch.Generator().manual_seed(1)
-    direction = torch.randn(size, generator=generator)
     for _ in range(steps):
-        parameter.grad = signal * direction + torch.randn(size, generator=generator)
+        parameter.grad = torch.randn(size, generator=generator)
         optimizer.step()
+    optimizer.state[parameter].update({SIGNAL: share, ENERGY: 1.0})
     return parameter, optimizer
 
 
-@pytest.mark.parametrize("signal", [0.0, 0.5, 2.0])
-def test_the_signals_share_is_found(signal: float) -> None:
-    parameter, optimizer = stepped(20_000, 4, signal, 60)
-    expected = signal**2 / (signal**2 + 1)
-    assert optimizer.signal_share(parameter) == pytest.approx(expected, abs=0.02)
+@pytest.mark.parametrize(("measured", "expected"), [(0.3, 0.3), (-0.2, 0.0), (1.2, 1.0)])
+def test_the_signals_share_is_a_share(measured: float, expected: float) -> None:
+    """Estimates of a share near 0 or 1 may be beyond."""
+    parameter, optimizer = stepped(10, 4, measured, 1)
+    assert optimizer.signal_share(parameter) == expected
 
 
-def test_the_denominator_is_that_of_the_ranks_mean() -> None:
+def test_without_a_measurement_a_step_is_not_made_larger() -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    assert gradsieve.AdamW([parameter]).signal_share(parameter) == 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_the_denominator_is_that_of_the_ranks_mean(share: float) -> None:
     """With noise alone the mean of 16 ranks has a sixteenth of the variance: updates are 4 times as large."""
-    parameter, optimizer = stepped(20_000, 16, 0.0, 60)
+    parameter, optimizer = stepped(20_000, 16, share, 60)
     state = optimizer.state[parameter]
-    before, share = parameter.detach().clone(), optimizer.signal_share(parameter)
+    before = parameter.detach().clone()
     parameter.grad = torch.randn(20_000, generator=torch.Generator().manual_seed(9))
     optimizer.step()
     factor = math.sqrt(share + (1 - share) / 16)
-    assert factor == pytest.approx(0.25, rel=0.1)
     corrections = 1 - 0.9 ** float(state["step"]), 1 - 0.95 ** float(state["step"])
     update = (
         0.01 * (state["exp_avg"] / corrections[0]) / ((state["exp_avg_sq"] / corrections[1]).sqrt() * factor + 1e-8)
@@ -187,35 +193,13 @@ def test_a_closure_is_called_once() -> None:
     assert calls == [1]
 
 
-def test_torchs_step_count_is_read_once() -> None:
-    """It may lie on a GPU, and reading it there in every step would wait for the GPU in every step."""
-    reads = []
-
-    class Count(torch.Tensor):
-        def __int__(self) -> int:
-            reads.append(1)
-            return 7
-
-    (parameter,) = [nn.Parameter(torch.ones(4))]
-    optimizer = gradsieve.AdamW([parameter])
-    optimizer.for_ranks(4)
-    parameter.grad = torch.ones(4)
-    optimizer.step()
-    state = optimizer.state[parameter]
-    state["step"] = torch.tensor(7.0).as_subclass(Count)
-    for expected in (7, 8, 9):
-        optimizer.step()
-        assert state["steps_counted"] == expected
-    assert reads == [1]
-
-
 def test_a_correction_follows_the_number_of_ranks() -> None:
     """Levels are remembered, but not beyond what they depend on."""
-    parameter, optimizer = stepped(1000, num_ranks=4, signal=0.0, steps=50)
+    parameter, optimizer = stepped(1000, num_ranks=4, share=0.0, steps=5)
     before = optimizer._level(parameter)
     optimizer.for_ranks(16)
     assert optimizer._level(parameter) < before
     optimizer.for_ranks(4)
     assert optimizer._level(parameter) == before
-    optimizer.state[parameter]["signal_energy"] = optimizer.state[parameter]["gradient_energy"]
+    optimizer.state[parameter][SIGNAL] = optimizer.state[parameter][ENERGY]
     assert optimizer._level(parameter) == 0

@@ -34,6 +34,7 @@ from gradsieve.stats.sinks import Sink
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
 from gradsieve.updates.adapting import aware, checked_optimizer, owned_by, rates
 from gradsieve.updates.defaults import chosen_exchange, default_rules
+from gradsieve.updates.signal import signal_fact
 from gradsieve.updates.warmup import rehearse_updates
 
 T = TypeVar("T")
@@ -131,7 +132,8 @@ def attach(
         settings = for_updates(settings, the_outer)
     warm_up(groups, settings, rehearse_gradients if optimizer is None else rehearse_updates)
     network = _Network.twin(model.process_group, timeout_seconds)
-    network.agree(groups[0].device, {**handshake.facts(groups, settings, the_rules), "outer": repr(the_outer)})
+    facts = {**handshake.facts(groups, settings, the_rules), "outer": repr(the_outer), **signal_fact(optimizer)}
+    network.agree(groups[0].device, facts)
     exchanged = _Exchanged(model, parameters, groups, settings, network, sinks)
     feed: Feed | UpdateFeed
     if optimizer is None:

@@ -17,6 +17,7 @@ from gradsieve.optim.named import Named
 from gradsieve.recipes import Recipe
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
 from gradsieve.updates.adapting import aware, rates
+from gradsieve.updates.signal import signal_fact
 from gradsieve.updates.warmup import rehearse_updates
 
 
@@ -42,7 +43,8 @@ class UpdateExchange:
         settings = for_updates(Settings(recipe, schedule, options.get("local_clip_norm")), outer)
         with torch.no_grad():
             kinds = rates(optimizer, parameters)
-            groups, comm = agreed(parameters, settings, rules, options, rehearse_updates, kinds, outer=repr(outer))
+            facts = {"outer": repr(outer), **signal_fact(optimizer)}
+            groups, comm = agreed(parameters, settings, rules, options, rehearse_updates, kinds, **facts)
             self.engine = UpdateEngine(groups, settings, comm, parameters, outer)
         self.sieve = UpdateSieve(self.engine, sinks=options.get("sinks", ()))
         self.sieve.follow(parameters, optimizer)

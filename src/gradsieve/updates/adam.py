@@ -7,8 +7,7 @@ signal's share of the own gradient's mean square. Then
     E[mean gradient²] = (q + (1 - q) / P) E[own gradient²].
 
 Without a correction, each update of a small-batch run is up to sqrt(P) times too small.
-1. q is estimated for each parameter from successive steps. The noise of this step's gradient is independent of the
-   first moment so far, so <gradient, first moment> / <gradient, gradient> is the signal's share. Nothing is sent.
+1. q is measured for each parameter, from a sample of all ranks' gradients (`signal.py`).
 2. The denominator sqrt(v) is multiplied by sqrt(q + (1 - q) / P). Everything else is torch's own step.
 
 To multiply the denominator by c is the same as to divide learning rate and epsilon by c and to multiply decoupled
@@ -19,18 +18,16 @@ the same level.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradsieve.updates.own import OwnGradients
+from gradsieve.updates.signal import ENERGY, SIGNAL
 
 LEVELS_PER_DOUBLING = 16  # of the correction: 4 % apart, far below the error of the estimate; more makes more calls
-MEMORY = 0.95  # of the two averages behind q, per measurement; more smooths over more steps
-ALWAYS_MEASURED = 32  # steps at the start that are all measured
-MEASURED_EVERY = 4  # after them, one step in this many: a measurement reads two vectors
 
 
 class CorrectedMoments(OwnGradients):
@@ -49,7 +46,6 @@ class CorrectedMoments(OwnGradients):
         if self._num_ranks == 1:
             type(self)._plain_step(self)
             return loss
-        self._measure()
         whole = self.param_groups
         self.param_groups = [part for group in whole for part in self._by_level(group)]
         try:
@@ -61,8 +57,8 @@ class CorrectedMoments(OwnGradients):
     def signal_share(self, parameter: Tensor) -> float:
         """Return the estimate of q for a parameter; 1 before the first measurement."""
         state = self.state.get(parameter, {})
-        energy = state.get("gradient_energy", 0.0)
-        return min(1.0, max(0.0, state["signal_energy"] / energy)) if energy > 0 else 1.0
+        energy = state.get(ENERGY, 0.0)
+        return min(1.0, max(0.0, state[SIGNAL] / energy)) if energy > 0 else 1.0
 
     def _by_level(self, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
         levels: dict[int, list[Tensor]] = {}
@@ -79,7 +75,7 @@ class CorrectedMoments(OwnGradients):
     def _level(self, parameter: Tensor) -> int:
         """Return the level of a parameter's correction, computed again only if its inputs have changed."""
         state = self.state.get(parameter, {})
-        basis = self._num_ranks, state.get("signal_energy"), state.get("gradient_energy")
+        basis = self._num_ranks, state.get(SIGNAL), state.get(ENERGY)
         if self._levels is None:
             self._levels = {}
         known = self._levels.get(parameter)
@@ -90,34 +86,6 @@ class CorrectedMoments(OwnGradients):
         level = round(LEVELS_PER_DOUBLING * math.log2(correction))
         self._levels[parameter] = basis, level
         return level
-
-    def _measure(self) -> None:
-        """Add this step to the averages behind `signal_share`, with one transfer to main memory for all parameters."""
-        measured: list[tuple[dict[str, Any], float]] = []
-        products: list[Tensor] = []
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if parameter.grad is None or "exp_avg" not in state:
-                    continue
-                steps = state["steps_counted"] = _steps_counted(state)
-                if steps >= ALWAYS_MEASURED and steps % MEASURED_EVERY:
-                    continue
-                grad, moment = parameter.grad.reshape(-1).float(), state["exp_avg"].reshape(-1).float()
-                weight = (-1.0 if group["maximize"] else 1.0) / (1 - group["betas"][0] ** steps)
-                products += [torch.dot(grad, moment), torch.dot(grad, grad)]
-                measured.append((state, weight))
-        figures = torch.stack(products).tolist() if products else []
-        for (state, weight), signal, energy in zip(measured, figures[::2], figures[1::2], strict=True):
-            if math.isfinite(signal) and math.isfinite(energy):
-                for name, new in (("signal_energy", weight * signal), ("gradient_energy", energy)):
-                    state[name] = MEMORY * state.get(name, 0.0) + (1 - MEMORY) * new
-
-
-def _steps_counted(state: Mapping[str, Any]) -> int:
-    """Return the number of steps in the moments. Torch's count may be on a GPU, where reading waits: read it once."""
-    counted: int | None = state.get("steps_counted")
-    return int(state["step"]) if counted is None else counted + 1
 
 
 def _without_hooks(step: Callable[..., Any]) -> Callable[..., Any]:

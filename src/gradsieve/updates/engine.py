@@ -19,6 +19,7 @@ from gradsieve.selectors.window import Window
 from gradsieve.updates.combs import Comb, CombDrift, CombPieces, CombState, TakeTurns, Turn
 from gradsieve.updates.drift import Drift
 from gradsieve.updates.outer import Outer
+from gradsieve.updates.signal import SignalMeter
 from gradsieve.vector import SparseVector
 from gradsieve.vector.pieces import Pieces
 
@@ -41,6 +42,7 @@ class UpdateEngine(Engine):
         self.local_steps_done = 0
         self.current: int | None = None  # the group that is being exchanged
         self.is_due = False  # whether the next forward pass must exchange first; the same on all ranks
+        self.meter: SignalMeter | None = None  # of the ranks' common signal, for optimizers that need it
         # At least float32, as residuals are: small moves must not be rounded away.
         like = [self._residual(index) for index in range(len(self.groups))]
         self._shared = [torch.empty_like(vector) for vector in like]
@@ -120,6 +122,9 @@ class UpdateEngine(Engine):
     def exchange_all(self, *, joined: bool = False) -> bool:
         """Exchange all groups on the calling thread. Returns whether the step counts, the same on every rank."""
         step = Step(self, joined=joined)
+        if self.meter is not None:
+            with self.clock.phase("communicate"):
+                self.meter.exchange(self.steps_done, self.comm)
         for index in range(len(self.groups)):
             self.current = index
             step.exchange(index)

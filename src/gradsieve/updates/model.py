@@ -27,6 +27,11 @@ class LocalModel:
         self._shares = engine.shared
         self._exchanged = False  # whether shared model or offset have changed since the parameters were written
 
+    def sample(self) -> None:
+        """Take a sample of the gradients, if the next exchange is one that measures them."""
+        if self._engine.meter is not None:
+            self._engine.meter.take(self._engine.steps_done)
+
     @torch.no_grad()
     def take_on(self) -> None:
         """At rest, copy the parameters to the shared model: the user may have loaded or changed them."""

@@ -18,8 +18,10 @@ from gradsieve.sieve import Sieve
 from gradsieve.updates.adapting import aware, layers
 from gradsieve.updates.engine import UpdateEngine
 from gradsieve.updates.model import LocalModel
+from gradsieve.updates.signal import SignalMeter, needs_signal
 
 OPTIMIZER_KEY = "optimizer"
+NO_SAMPLE = torch.zeros(0)
 
 T = TypeVar("T")
 
@@ -35,6 +37,8 @@ class UpdateSieve(Sieve):
     def follow(self, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
         """Set the parameters and the optimizer whose updates are exchanged."""
         self.local, self.optimizer = LocalModel(parameters, self._updates), optimizer
+        if needs_signal(optimizer):
+            self._updates.meter = SignalMeter(parameters, optimizer)
         self.parameters = tuple(parameters.values())
 
     def adapt(self, optimizer: T) -> T:
@@ -102,6 +106,7 @@ class UpdateSieve(Sieve):
                 "local_steps_done": engine.local_steps_done,
                 "is_due": engine.is_due,
                 "outer": engine.outer_state(),
+                "sample": _kept(engine.meter),
             }
         }
 
@@ -114,6 +119,7 @@ class UpdateSieve(Sieve):
         comm = self.engine.comm
         super().load_state_dict(states, keep=keep)
         own = states.get(key_of(comm.rank, comm.size))
+        same_size = own is not None
         if own is None:
             ordered = [states[key_of(rank, len(states))] for rank in range(len(states))]
             own = ordered[comm.rank % len(ordered)]
@@ -125,6 +131,9 @@ class UpdateSieve(Sieve):
         self.optimizer.load_state_dict(self._loaded)
         self._updates.local_steps_done, self._updates.is_due = own["local_steps_done"], own["is_due"]
         self._updates.load_outer_state(own["outer"])
+        if self._updates.meter is not None:
+            sample = own.get("sample", NO_SAMPLE)
+            self._updates.meter.sample = sample if sample.numel() and same_size else None
         if self.local.is_ahead:
             self.local.exchanged()
 
@@ -160,6 +169,7 @@ def bind(module: nn.Module, optimizer: Optimizer, local: LocalModel, before_trai
                 "the optimizer has other parameters than when attach was called: give it all parameters first, with a "
                 "learning rate of zero for those that are to be trained later"
             )
+        local.sample()
         local.ahead()
 
     rest = call(LocalModel.rest)
@@ -168,6 +178,11 @@ def bind(module: nn.Module, optimizer: Optimizer, local: LocalModel, before_trai
     module.register_load_state_dict_pre_hook(rest)  # type: ignore[no-untyped-call]
     optimizer.register_step_pre_hook(call(step))
     optimizer.register_step_post_hook(rest)
+
+
+def _kept(meter: SignalMeter | None) -> Tensor:
+    """Return the sample that was taken and not exchanged; an empty one if there is none."""
+    return NO_SAMPLE if meter is None or meter.sample is None else meter.sample
 
 
 def _num_parameters(optimizer: Optimizer) -> int:

@@ -17,7 +17,7 @@ from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.bench.report import Column, Report, Row, environment, milliseconds, thousands, times
 from gradsieve.lab.machine import require_memory
 from gradsieve.optim import AdamW
-from gradsieve.updates.adam import ALWAYS_MEASURED, MEASURED_EVERY
+from gradsieve.updates.signal import ALWAYS_MEASURED, ENERGY, MEASURED_EVERY, SIGNAL, SignalMeter
 
 TORCH, OURS = "torch.optim.AdamW", "gradsieve.AdamW"
 
@@ -61,8 +61,35 @@ class OptimizerContender(Contender[float]):
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part
         started = time.perf_counter()
-        self.optimizer.step()
+        self._step()
         return time.perf_counter() - started
+
+    def _step(self) -> None:
+        self.optimizer.step()
+
+
+class OwnGradientContender(OptimizerContender):
+    """Our AdamW for several ranks, with the sample that every eighth step takes, but not the sum over ranks."""
+
+    def __init__(self, optimizer: AdamW, num_ranks: int) -> None:
+        super().__init__(optimizer)
+        optimizer.for_ranks(num_ranks)
+        self._meter = SignalMeter({str(number): each for number, each in enumerate(self._parameters)}, optimizer)
+        self._number = 0
+
+    @override
+    def _step(self) -> None:
+        self._meter.take(self._number)
+        self._number += 1
+        self.optimizer.step()
+        if self._number == 1:
+            self._spread_shares()
+
+    def _spread_shares(self) -> None:
+        """Give parameters shares of the signal from 0 to a half, so that their steps are corrected differently."""
+        for number, parameter in enumerate(self._parameters):
+            state = self.optimizer.state[parameter]
+            state[SIGNAL], state[ENERGY] = 0.5 * number / len(self._parameters), 1.0
 
 
 def bench_optimizer(plan: OptimizerPlan, progress: Progress = silent) -> Report:
@@ -85,10 +112,10 @@ def bench_optimizer(plan: OptimizerPlan, progress: Progress = silent) -> Report:
 def _measured(cell: Row, repeats: int, progress: Progress) -> list[Row]:
     contenders: Mapping[str, Contender[float]] = {
         TORCH: OptimizerContender(torch.optim.AdamW(_parameters(cell), fused=True)),
-        OURS: OptimizerContender(_for_ranks(AdamW(_parameters(cell), fused=True), cell["ranks"])),
+        OURS: OwnGradientContender(AdamW(_parameters(cell), fused=True), cell["ranks"]),
     }
     what = f"numel {cell['numel']:,} in {cell['tensors']:,} tensors, {cell['threads']} thread(s)"
-    # Whole periods: our AdamW measures in every `MEASURED_EVERY`-th step, and the mean should be that of a long run.
+    # Whole periods: a sample is taken in every `MEASURED_EVERY`-th step, and the mean should be that of a long run.
     repeats = MEASURED_EVERY * -(-repeats // MEASURED_EVERY)
     samples = contest(what, contenders, Gradients(cell["numel"]), repeats, progress)
     means = {name: statistics.fmean(seconds) for name, seconds in samples.items()}
@@ -109,8 +136,3 @@ def _measured(cell: Row, repeats: int, progress: Progress) -> list[Row]:
 def _parameters(cell: Row) -> list[Tensor]:
     parts = torch.full((cell["numel"],), 0.02).tensor_split(cell["tensors"])
     return [part.clone().requires_grad_() for part in parts]
-
-
-def _for_ranks(optimizer: AdamW, num_ranks: int) -> AdamW:
-    optimizer.for_ranks(num_ranks)
-    return optimizer
