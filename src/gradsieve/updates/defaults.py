@@ -14,7 +14,7 @@ from gradsieve.selectors.window import Window
 
 DEFAULT_RECIPE = "oktopk"
 DEFAULT_UPDATE_RECIPE = "onebit"
-DEFAULT_UPDATE_DENSITY = 0.5  # 64 times fewer bytes than dense; with less the model learns less (docs/optimizers.md)
+DEFAULT_UPDATE_DENSITY = 0.5  # 62 times fewer bytes than dense; with less the model learns less (docs/optimizers.md)
 EVEN = (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
 """Optimizers whose updates are about as large as the learning rate in every layer. `AdamW` is an `Adam`."""
 
