@@ -165,8 +165,11 @@ def test_one_rank_measures_nothing() -> None:
 
 def trained(comm: Comm, steps: range, state: dict[str, Any] | None = None) -> tuple[list[Tensor], dict[str, Any]]:
     """Train a small model with exchanged updates, on batches that depend on rank and step."""
-    torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
+    source = torch.Generator().manual_seed(3)  # not torch's own, which all ranks of this process share
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=source))
     inner = gradsieve.AdamW(model.parameters(), lr=0.01)
     optimizer = gradsieve.DistributedOptimizer(inner, model, exchange="updates", comm=comm)
     if state is not None:

@@ -54,6 +54,7 @@ class Plan:
             raise InputError(f"{self.choice.recipe} keeps a state that cannot be saved: leave out --checkpoint-every")
         if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
+        self.choice.optimizer(self.resolved())  # an error if the workload's optimizer has no such variant
         object.__setattr__(self, "choice", self.choice.coded(self.resolved()))
 
     def choices(self, names: Sequence[str], codes: Sequence[str]) -> list[Choice]:
