@@ -5,7 +5,7 @@ Dense training with Adam in one process, P ranks in turn. For each stretch of st
 - factor from successive gradients: its estimate by one rank alone, with the share of the signal taken as
   <gradient, first moment before it> / <gradient, gradient>
 
-    python benchmarks/signal_share.py lstm 4 4 200 gpt 8 1 300 > benchmarks/results/signal-share.json
+    python benchmarks/signal_share.py lstm 4 4 100 gpt 8 1 100 > benchmarks/results/signal-share.json
 
 The arguments are workload, ranks, batch per rank and steps, once or several times.
 """
