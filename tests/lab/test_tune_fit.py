@@ -122,6 +122,21 @@ def test_the_default_is_preferred_if_it_is_close() -> None:
         assert recommend(known.calibrated(OKTOPK, factor), job, [ONEBIT, OKTOPK]).method == chosen
 
 
+@pytest.mark.parametrize("faster", [Method("oktopk", 0.001, "exact"), Method("randomk", 0.01, "exact")])
+def test_what_may_learn_less_is_named_and_not_recommended(faster: Method) -> None:
+    """On an idle machine random-k at 0.1 % was the fastest setting, and it was recommended."""
+    job = stand_in_job(50_000_000, 0.0)
+    known = model(1e7)
+    random = {("randomk", "exact"): Constants(1e-3, 1e-9, 1e-9, bytes_per_sent=1.0)}
+    made = replace(known, gradients={**known.gradients, **random})
+    advice = recommend(made, job, [OKTOPK, faster])
+    assert advice.fastest == faster
+    assert advice.method == OKTOPK
+    assert f"The fastest is {faster.name}" in advice.sentences[0]
+    assert "may learn less" in advice.sentences[0]
+    assert recommend(made, job, [faster]).method == faster, "the user named nothing else"
+
+
 def test_a_calibrated_method_takes_the_time_that_was_measured() -> None:
     job = stand_in_job(20_000_000, 0.0)
     known = model(1e8)

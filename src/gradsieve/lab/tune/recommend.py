@@ -10,6 +10,8 @@ from gradsieve.lab.tune.method import DENSE, Method, baselines
 from gradsieve.lab.tune.predict import FASTEST, SLOWEST, Model, crossing
 
 CLOSE = 1.05  # the default is recommended if it takes at most this many times the fastest's time
+LEAST_DENSITY = 0.01  # of gradients in a recommended setting: the lowest at which a training run was level with dense
+NOT_RECOMMENDED = ("randomk",)  # the simplest baseline, which learns less at the same density (docs/convergence.md)
 WORTH = 1.02  # dense is kept unless another method is faster by this factor
 
 
@@ -46,6 +48,8 @@ class Recommendation:
         text = f"Use {self.method.name}: {_ms(self.seconds)} per step, {gain}."
         if self.method != self.fastest:
             text += f" The fastest is {self.fastest.name} ({_ms(self.fastest_seconds)})"
+            if not may_be_recommended(self.fastest):
+                text += ", with which a run may learn less"
             text += ": close, and the default learns as dense does with Adam." if self.method.is_default else "."
         return text
 
@@ -68,8 +72,9 @@ class Recommendation:
 def recommend(model: Model, job: Job, methods: Sequence[Method]) -> Recommendation:
     seconds = {method: model.step_seconds(method, job) for method in [*methods, *baselines()]}
     fastest = min(methods, key=seconds.__getitem__)
-    default = next((method for method in methods if method.is_default), fastest)
-    chosen = default if seconds[default] <= CLOSE * seconds[fastest] else fastest
+    best = min(filter(may_be_recommended, methods), key=seconds.__getitem__, default=fastest)
+    default = next((method for method in methods if method.is_default), best)
+    chosen = default if seconds[default] <= CLOSE * seconds[best] else best
     dense = Method(DENSE)
     below = faster_below(model, job, chosen)
     best_torch = min(baselines(), key=seconds.__getitem__)
@@ -77,6 +82,11 @@ def recommend(model: Model, job: Job, methods: Sequence[Method]) -> Recommendati
     return Recommendation(
         method, seconds[method], seconds[dense], fastest, seconds[fastest], best_torch, seconds[best_torch], below
     )
+
+
+def may_be_recommended(method: Method) -> bool:
+    """Whether runs with such settings were level with dense ones. Others are recommended only if no other is named."""
+    return method.of_updates or (method.density >= LEAST_DENSITY and method.recipe not in NOT_RECOMMENDED)
 
 
 def faster_below(model: Model, job: Job, method: Method) -> float | None:
