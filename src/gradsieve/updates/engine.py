@@ -86,6 +86,15 @@ class UpdateEngine(Engine):
         self.local_steps_done += 1
         self.is_due = self.is_due or self.local_steps_done % self.outer.local_steps == 0
 
+    def measure_with(self, meter: SignalMeter) -> None:
+        """Exchange this meter's samples in the steps that are measured. All ranks do, or none."""
+        self.meter = meter
+
+    def sample_gradients(self) -> None:
+        """Take a sample of the gradients, if the next exchange is one that measures them."""
+        if self.meter is not None:
+            self.meter.take(self.steps_done)
+
     def _residual(self, index: int) -> Tensor:
         return self.vectors(index)["residual"]
 

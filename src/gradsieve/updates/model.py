@@ -27,10 +27,10 @@ class LocalModel:
         self._shares = engine.shared
         self._exchanged = False  # whether shared model or offset have changed since the parameters were written
 
-    def sample(self) -> None:
-        """Take a sample of the gradients, if the next exchange is one that measures them."""
-        if self._engine.meter is not None:
-            self._engine.meter.take(self._engine.steps_done)
+    def before_step(self) -> None:
+        """Let the optimizer step on the local model, and sample the gradients that it steps on."""
+        self._engine.sample_gradients()
+        self.ahead()
 
     @torch.no_grad()
     def take_on(self) -> None:

@@ -18,10 +18,9 @@ from gradsieve.sieve import Sieve
 from gradsieve.updates.adapting import aware, layers
 from gradsieve.updates.engine import UpdateEngine
 from gradsieve.updates.model import LocalModel
-from gradsieve.updates.signal import SignalMeter, needs_signal
+from gradsieve.updates.signal import NO_SAMPLE, SignalMeter, needs_signal
 
 OPTIMIZER_KEY = "optimizer"
-NO_SAMPLE = torch.zeros(0)
 
 T = TypeVar("T")
 
@@ -38,7 +37,7 @@ class UpdateSieve(Sieve):
         """Set the parameters and the optimizer whose updates are exchanged."""
         self.local, self.optimizer = LocalModel(parameters, self._updates), optimizer
         if needs_signal(optimizer):
-            self._updates.meter = SignalMeter(parameters, optimizer)
+            self._updates.measure_with(SignalMeter(parameters, optimizer))
         self.parameters = tuple(parameters.values())
 
     def adapt(self, optimizer: T) -> T:
@@ -106,7 +105,7 @@ class UpdateSieve(Sieve):
                 "local_steps_done": engine.local_steps_done,
                 "is_due": engine.is_due,
                 "outer": engine.outer_state(),
-                "sample": _kept(engine.meter),
+                "sample": NO_SAMPLE if engine.meter is None else engine.meter.sample,
             }
         }
 
@@ -132,8 +131,8 @@ class UpdateSieve(Sieve):
         self._updates.local_steps_done, self._updates.is_due = own["local_steps_done"], own["is_due"]
         self._updates.load_outer_state(own["outer"])
         if self._updates.meter is not None:
-            sample = own.get("sample", NO_SAMPLE)
-            self._updates.meter.sample = sample if sample.numel() and same_size else None
+            # That of another number of ranks is dropped: a rank without one leaves the step out, on all ranks.
+            self._updates.meter.sample = own.get("sample", NO_SAMPLE) if same_size else NO_SAMPLE
         if self.local.is_ahead:
             self.local.exchanged()
 
@@ -169,8 +168,7 @@ def bind(module: nn.Module, optimizer: Optimizer, local: LocalModel, before_trai
                 "the optimizer has other parameters than when attach was called: give it all parameters first, with a "
                 "learning rate of zero for those that are to be trained later"
             )
-        local.sample()
-        local.ahead()
+        local.before_step()
 
     rest = call(LocalModel.rest)
     module.register_forward_pre_hook(call(turn))
@@ -178,11 +176,6 @@ def bind(module: nn.Module, optimizer: Optimizer, local: LocalModel, before_trai
     module.register_load_state_dict_pre_hook(rest)  # type: ignore[no-untyped-call]
     optimizer.register_step_pre_hook(call(step))
     optimizer.register_step_post_hook(rest)
-
-
-def _kept(meter: SignalMeter | None) -> Tensor:
-    """Return the sample that was taken and not exchanged; an empty one if there is none."""
-    return NO_SAMPLE if meter is None or meter.sample is None else meter.sample
 
 
 def _num_parameters(optimizer: Optimizer) -> int:

@@ -44,6 +44,9 @@ def is_measured(number: int) -> bool:
     return number < ALWAYS_MEASURED or number % MEASURED_EVERY == 0
 
 
+NO_SAMPLE = torch.zeros(0)
+
+
 class SignalMeter:
     """Takes samples of one rank's gradients, adds them over all ranks, and keeps the averages in the optimizer."""
 
@@ -51,7 +54,7 @@ class SignalMeter:
         self._parameters = tuple(parameters.values())
         self._optimizer = optimizer
         self._counts = [_num_entries(parameter.numel()) for parameter in self._parameters]
-        self.sample: Tensor | None = None  # this rank's, not yet exchanged
+        self.sample = NO_SAMPLE  # this rank's, not yet exchanged; saved with the optimizer's state
 
     @torch.no_grad()
     def take(self, number: int) -> None:
@@ -64,10 +67,10 @@ class SignalMeter:
     @torch.no_grad()
     def exchange(self, number: int, comm: Comm) -> None:
         """Add the samples of all ranks, if exchange `number` is measured. All ranks call it together."""
-        sample, self.sample = self.sample, None
+        sample, self.sample = self.sample, NO_SAMPLE
         if comm.size == 1 or not is_measured(number):
             return
-        if sample is None:
+        if not sample.numel():
             sample = torch.zeros(1 + sum(self._counts))
         squares = torch.stack([part.square().sum() for part in torch.split(sample[1:], self._counts)])
         summed = comm.all_reduce(torch.cat([sample, squares]))
