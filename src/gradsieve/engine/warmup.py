@@ -49,14 +49,18 @@ def warm_up(groups: Sequence[Group], settings: Settings, rehearse: Rehearsal) ->
     parts = settings.recipe.selector, settings.recipe.reducer, settings.recipe.feedback
     if not all(type(part).__module__.startswith("gradsieve.") for part in parts):
         return
-    small = replace(settings, schedule=Constant(DENSITY), check_replicas_every=0)
     for dtype in {group.dtype for group in groups if group.sparse and group.device.type == "cpu"}:
         key = (dtype, repr(settings.recipe), settings.local_clip_norm is None, rehearse)
         if key not in _done:
-            tiny = (Group((Slot(NAME, 0, NUMEL),), dtype, torch.device("cpu"), sparse=True),)
             with _one_process_first(), _told_if_slow(), contextlib.suppress(Exception):  # the first step would tell
-                run_ranks(RANKS, lambda comm, tiny=tiny: rehearse(comm, tiny, small))  # type: ignore[misc]
+                _rehearse(rehearse, dtype, settings)
             _done.add(key)
+
+
+def _rehearse(rehearse: Rehearsal, dtype: torch.dtype, settings: Settings) -> None:
+    groups = (Group((Slot(NAME, 0, NUMEL),), dtype, torch.device("cpu"), sparse=True),)
+    small = replace(settings, schedule=Constant(DENSITY), check_replicas_every=0)
+    run_ranks(RANKS, lambda comm: rehearse(comm, groups, small))
 
 
 @torch.no_grad()
