@@ -15,6 +15,8 @@ from gradsieve.selectors.window import Window
 DEFAULT_RECIPE = "oktopk"
 DEFAULT_UPDATE_RECIPE = "onebit"
 DEFAULT_UPDATE_DENSITY = 0.5  # 62 times fewer bytes than dense; with less the model learns less (docs/optimizers.md)
+NONE_WHOLE = Rules(min_numel=0, min_dimensions=0)
+"""Rules by which no parameter is sent whole."""
 EVEN = (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax)
 """Optimizers whose updates are about as large as the learning rate in every layer. `AdamW` is an `Adam`."""
 
@@ -45,7 +47,7 @@ def default_rules(recipe: Recipe, optimizer: Optimizer | None) -> Rules:
     those of matrices, so one bit serves them as well, and the all_reduce is saved.
     """
     if isinstance(optimizer, EVEN) and isinstance(recipe.selector, Window):
-        return Rules(min_numel=0, min_dimensions=0)
+        return NONE_WHOLE
     return Rules()
 
 

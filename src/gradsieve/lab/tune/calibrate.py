@@ -26,6 +26,7 @@ TORCH_STEPS = (3, 4)  # to warm up, and timed: PowerSGD begins at its third step
 OWN_STEPS = (14, 7)  # connections are made at the 13th call
 TOP = 3  # methods that must have been timed themselves before they are called the best
 MOST_CALIBRATED = 6
+CANDIDATE_NUMEL = 32 << 20  # entries at most of a candidate's stand-in: several groups, as the model itself has
 
 Tell = Callable[[str, int, int], None]
 BITS_PER_SENT = 2.5  # about, of updates
@@ -68,9 +69,8 @@ def _timed(method: Method, numel: int, comm: CountingComm) -> Timed:
 
 def _baseline(method: Method, comm: CountingComm, job: Job, per_byte: float) -> Constants:
     """Times of two sizes; a bucket of 25 MB at most, so that the fixed time is that of one bucket."""
-    bytes_per_entry = max(BASELINES[method.recipe].bytes_received(stand_in_shapes(LARGEST_NUMEL), comm.size), 1) / (
-        LARGEST_NUMEL
-    )
+    largest = BASELINES[method.recipe].bytes_received(stand_in_shapes(LARGEST_NUMEL), comm.size)
+    bytes_per_entry = max(largest, 1) / LARGEST_NUMEL
     first_steps = DENSE_STEP_SECONDS / (dense_bytes([(1,)], comm.size) * per_byte)
     long = decided(lambda: _size(min(job.numel, round(first_steps)), per_byte * bytes_per_entry))
     samples = []
@@ -82,10 +82,10 @@ def _baseline(method: Method, comm: CountingComm, job: Job, per_byte: float) -> 
     return fit(samples, per_byte)
 
 
-def _size(numel: int, network_seconds_per_entry: float) -> int:
-    """As many entries as the network carries in a step, at most a group of 25 MB or the model."""
-    room = LONGEST_STEP_SECONDS / network_seconds_per_entry
-    return round(min(LARGEST_NUMEL, numel, max(SMALLEST_NUMEL, room)))
+def _size(numel: int, seconds_per_entry: float, largest: int = LARGEST_NUMEL) -> int:
+    """As many entries as a step of `LONGEST_STEP_SECONDS` exchanges, at most `largest` or the model."""
+    room = LONGEST_STEP_SECONDS / seconds_per_entry
+    return round(min(largest, numel, max(SMALLEST_NUMEL, room)))
 
 
 def _hook(model: Model, method: Method, comm: CountingComm, chosen: Sequence[Cell]) -> Constants:
@@ -126,7 +126,7 @@ def _calibrated(model: Model, job: Job, methods: Sequence[Method], comm: Countin
         if method is None:
             break
         per_entry = model.exchange_seconds(method, job) / job.numel
-        numel = decided(lambda per_entry=per_entry: _size(job.numel, per_entry))  # type: ignore[misc]
+        numel = decided(lambda per_entry=per_entry: _size(job.numel, per_entry, CANDIDATE_NUMEL))  # type: ignore[misc]
         seconds = _timed(method, numel, comm).seconds
         expected = model.step_seconds(method, stand_in_job(numel, 0.0))
         model = model.calibrated(method, seconds / expected)

@@ -16,15 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradsieve.ddp.entry import DEFAULT_GROUP_MB
 from gradsieve.engine.groups import BYTES_PER_MB, cut_into_groups
 from gradsieve.engine.rules import Rules
 from gradsieve.errors import InputError
 from gradsieve.lab.bench.gradients import Gradients
 from gradsieve.lab.models.shape import count_parameters
-from gradsieve.lab.tune.method import GRADIENT_RULES, UPDATE_RULES
+from gradsieve.lab.tune.method import rules_of
 from gradsieve.lab.tune.stand_in import FORWARD_SHARE, Shapes, StandIn, stand_in_shapes
 
-GROUP_MB = 25.0  # the default of `attach`
+BUCKET_MB = 25.0  # of DDP
 TIMED_PASSES = 5
 RETURNS = "must return a pair (model, loss), where loss(model) runs one batch and returns a scalar tensor"
 
@@ -61,21 +62,21 @@ class Job:
 
     @cached_property
     def _gradient_groups(self) -> Groups:
-        return self._cut(GRADIENT_RULES)
+        return self._cut(rules_of(of_updates=False))
 
     @cached_property
     def _update_groups(self) -> Groups:
-        return self._cut(UPDATE_RULES)
+        return self._cut(rules_of(of_updates=True))
 
     def _cut(self, rules: Rules) -> Groups:
         tensors = {str(number): torch.empty(shape, device="meta") for number, shape in enumerate(self.shapes)}
-        groups = cut_into_groups(tensors, rules, GROUP_MB)
+        groups = cut_into_groups(tensors, rules, DEFAULT_GROUP_MB)
         whole = sum(group.numel for group in groups if not group.sparse)
         return Groups([group.numel for group in groups if group.sparse], whole)
 
     def num_buckets(self) -> int:
         """About how many buckets DDP makes: 1 MB first, then 25 MB each."""
-        return 1 + -(-max(0, 4 * self.numel - BYTES_PER_MB) // int(GROUP_MB * BYTES_PER_MB))
+        return 1 + -(-max(0, 4 * self.numel - BYTES_PER_MB) // int(BUCKET_MB * BYTES_PER_MB))
 
 
 def stand_in_job(numel: int, compute_seconds: float) -> Job:
@@ -83,11 +84,11 @@ def stand_in_job(numel: int, compute_seconds: float) -> Job:
     return Job(stand_in_shapes(numel), forward, compute_seconds - forward)
 
 
-class Work:
+class Work(NamedTuple):
     """A model and what it does in one step."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        self.model, self.loss = model, loss
+    model: nn.Module
+    loss: Loss
 
 
 def stand_in_work(numel: int, compute_seconds: float, rank: int) -> Work:

@@ -9,7 +9,7 @@ from gradsieve.engine.rules import Rules
 from gradsieve.errors import InputError
 from gradsieve.lab.baselines import BASELINES
 from gradsieve.recipes import OWN, RECIPES, Recipe, recipe
-from gradsieve.updates.defaults import DEFAULT_UPDATE_DENSITY, DEFAULT_UPDATE_RECIPE
+from gradsieve.updates.defaults import DEFAULT_UPDATE_DENSITY, DEFAULT_UPDATE_RECIPE, NONE_WHOLE
 
 DENSE = "ddp"
 TORCH_METHODS = (DENSE, "bf16", "powersgd-1", "powersgd-4")
@@ -17,7 +17,6 @@ GRADIENT_RECIPES = tuple(name for name in RECIPES if name not in ("dense", DEFAU
 GRADIENT_DENSITIES = (0.001, 0.01, 0.02, 0.05)
 UPDATE_DENSITIES = (0.25, 0.5, 1.0)
 VALUE_CODES = ("exact", "bf16", "int8")
-GRADIENT_RULES, UPDATE_RULES = Rules(), Rules(min_numel=0, min_dimensions=0)  # as `attach` decides for Adam
 PASTED = {
     "bf16": "model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
     "powersgd-1": "model.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=1), powerSGD_hook)",
@@ -79,10 +78,15 @@ class Method:
     @property
     def rules(self) -> Rules:
         """Which parameters are sent whole."""
-        return UPDATE_RULES if self.of_updates else GRADIENT_RULES
+        return rules_of(self.of_updates)
 
     def build(self) -> Recipe:
         return recipe(self.recipe, values=self.values)
+
+
+def rules_of(of_updates: bool) -> Rules:
+    """The rules that `attach` takes for gradients, or for Adam's updates."""
+    return NONE_WHOLE if of_updates else Rules()
 
 
 def candidates(recipes: Sequence[str], densities: Sequence[float], codes: Sequence[str]) -> list[Method]:

@@ -82,9 +82,9 @@ def measure_physical(comm: Comm, tell: Tell) -> Physical:
     tell("memory and selection", 0, 1)
     memory, selection = min(gathered(_memory())), min(gathered(_selection(comm.rank)))
     tell("memory and selection", 1, 1)
-    hosts = gathered((_place(), interfaces()))
+    hosts = gathered((_host_name(), interfaces()))
     return Physical(
-        sorted(pairs), together, memory, selection, list(dict(hosts).values()), len({place for place, _ in hosts}) == 1
+        sorted(pairs), together, memory, selection, list(dict(hosts).values()), len({name for name, _ in hosts}) == 1
     )
 
 
@@ -190,7 +190,7 @@ def _selection(rank: int) -> float:
     return SELECT_ENTRIES / statistics.median(times)
 
 
-def _place() -> str:
+def _host_name() -> str:
     """This machine, or this host of the laboratory."""
     try:
         return f"{socket.gethostname()} {os.stat('/proc/self/ns/net').st_ino}"

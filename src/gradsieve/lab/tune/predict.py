@@ -42,9 +42,7 @@ class Model:
     updates: Constants = NOTHING
     baselines: dict[str, Constants] = field(default_factory=dict)
     hook: Constants = NOTHING  # what a training step needs besides its exchanges
-    calibration: dict[Method, float] = field(
-        default_factory=dict
-    )  # measured over modelled, of methods timed themselves
+    calibration: dict[Method, float] = field(default_factory=dict)  # measured over modelled, if timed itself
 
     def calibrated(self, method: Method, factor: float) -> Model:
         return replace(self, calibration={**self.calibration, method: factor})

@@ -31,9 +31,9 @@ def tune(plan: TunePlan, ranks: int | None, networks: Sequence[str], tell: Tell)
                 raise
             raise SilentError from None
     size = DEFAULT_RANKS if ranks is None else ranks
-    places = networks or (LOOPBACK,)
-    check_plan(plan, size, places)
-    return [run_on(place, size, _local, plan, place, on_report=lambda report: tell(*report))[0] for place in places]
+    networks = networks or (LOOPBACK,)
+    check_plan(plan, size, networks)
+    return [run_on(name, size, _local, plan, name, on_report=lambda report: tell(*report))[0] for name in networks]
 
 
 def _local(process: RankProcess, plan: TunePlan, network: str) -> Tuning | None:
