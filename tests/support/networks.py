@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,16 @@ import pytest
 
 from gradsieve.lab.network import Network, NetworkError
 from gradsieve.lab.network.iproute import ip, require_tools
+
+
+def check_interrupted(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Send a signal to a command that prints `ready`. It ends by the signal, without a traceback."""
+    assert process.stdout is not None
+    assert "ready" in process.stdout.readline()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in said
 
 
 def unique_name() -> str:
