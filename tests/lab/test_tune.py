@@ -210,7 +210,7 @@ def test_an_unreachable_pair_is_named_on_every_rank(monkeypatch: pytest.MonkeyPa
     refused = threading.Semaphore(1)
 
     def gone(self: TcpAddresses, num_peers: int) -> Any:
-        """The first rank that listens tells a port on which nobody does."""
+        """The first rank that listens tells a port that no process listens on."""
         listener = listen(self, num_peers)
         return listener._replace(address=b"1 127.0.0.1") if refused.acquire(blocking=False) else listener
 

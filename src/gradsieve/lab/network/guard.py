@@ -69,7 +69,7 @@ def processes() -> set[int]:
 
 
 def empty() -> None:
-    """Kill what is left: its owner was killed, too."""
+    """Kill the processes that a killed owner left running."""
     while left := processes():
         for process in left:
             with suppress(OSError):

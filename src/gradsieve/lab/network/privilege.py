@@ -13,7 +13,7 @@ RUN = Path("/run")  # `ip netns` keeps its names there
 def can_build() -> bool:
     """Whether this process may build networks: as root of the machine, or inside a space.
 
-    A root in a container often may not. Whoever is root in a user namespace of its own may, if /run is its own, too.
+    Root in a container often may not. Root in a user namespace of its own may, if its /run is its own as well.
     """
     needed = 1 << SYS_ADMIN | 1 << NET_ADMIN
     return _effective_capabilities() & needed == needed and os.access(RUN, os.W_OK)
