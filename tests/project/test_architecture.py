@@ -25,6 +25,7 @@ FLOORS = [
     {"recipes", "testing"},
     {"pipeline", "stats"},
     {"functional"},
+    {"auto"},
     {"engine"},
     {"checkpoint"},
     {"sieve", "dcp"},

@@ -45,10 +45,11 @@ def _own(engine: Engine) -> dict[str, Any]:
         )
     return {
         "format": FORMAT,
-        "recipe": repr(engine.settings.recipe),
+        "recipe": repr(engine.recipes[engine.number]),
         "steps_done": engine.steps_done,
         "loss_scale": engine.loss_scale,
         "dense_steps_left": engine.dense_steps_left,
+        "choice": {} if engine.choice is None else engine.choice.state(),
         "names": tuple(engine.positions),
         "parameters": parameters,  # only those with a residual
         "groups": tuple(groups),  # `torch.distributed.checkpoint` saves a tuple as a whole; it drops empty dicts
@@ -63,6 +64,9 @@ def unpack_into(engine: Engine, states: Mapping[str, Any], keep: Keep = "sum") -
     own = states.get(key_of(engine.comm.rank, engine.comm.size))
     state = resharded(states, engine.comm.rank, engine.comm.size, keep) if own is None else own
     _check(engine, state)
+    number = _number(engine, state)
+    assert number is not None, "checked above"
+    engine.use(number)
     saved_groups = {tuple(group["parameters"]): group for group in state["groups"]}
     restored = []
     for index, group in enumerate(engine.groups):
@@ -81,6 +85,8 @@ def unpack_into(engine: Engine, states: Mapping[str, Any], keep: Keep = "sum") -
             )
         restored.append(fresh)
     engine.restore(restored, state["steps_done"], state["loss_scale"], state["dense_steps_left"])
+    if engine.choice is not None and state.get("choice"):
+        engine.choice.load(state["choice"], same_ranks=own is not None)
 
 
 def _check(engine: Engine, state: Mapping[str, Any]) -> None:
@@ -89,7 +95,7 @@ def _check(engine: Engine, state: Mapping[str, Any]) -> None:
         raise InputError(
             f"rank {rank}: not a state of this version: format must be {FORMAT}, got {state.get('format')}"
         )
-    if _parts(state["recipe"]) != _parts(repr(engine.settings.recipe)):
+    if _number(engine, state) is None:
         raise InputError(
             f"rank {rank}: the state was saved with recipe {state['recipe']}, this run has {engine.settings.recipe!r}"
         )
@@ -104,6 +110,12 @@ def _check(engine: Engine, state: Mapping[str, Any]) -> None:
         kinds = engine.vectors(index)
         for slot in group.slots:
             _check_vectors(rank, slot, saved.get(slot.name, {}), kinds)
+
+
+def _number(engine: Engine, state: Mapping[str, Any]) -> int | None:
+    """Return the number of the engine's recipe with which the state was saved; None if it has no such recipe."""
+    saved = _parts(state["recipe"])
+    return next((n for n, recipe in enumerate(engine.recipes) if _parts(repr(recipe)) == saved), None)
 
 
 def _parts(recipe: str) -> str:

@@ -70,12 +70,20 @@ class CountingComm(Comm):
 
     @override
     def all_reduce(self, tensor: Tensor) -> Tensor:
+        self.count_all_reduce(tensor.numel() * tensor.element_size())
+        return self.comm.all_reduce(tensor)
+
+    def count_all_reduce(self, tensor_bytes: int) -> None:
+        """Count an all_reduce of a tensor of this size, as if it had been made here.
+
+        Args:
+            tensor_bytes: The size of the tensor.
+        """
         self.traffic.calls += 1
-        num_bytes = 2 * (self.size - 1) * tensor.numel() * tensor.element_size() // self.size
+        num_bytes = 2 * (self.size - 1) * tensor_bytes // self.size
         num_messages = 2 * (self.size - 1)
         self._sent(num_messages, num_bytes)
         self._received(num_messages, num_bytes)
-        return self.comm.all_reduce(tensor)
 
     @override
     def all_to_all(self, buffers: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradsieve.comm import CountingComm, TorchComm
-from gradsieve.comm.twin import checked_timeout, twin_of
 from gradsieve.ddp.advice import Advice
+from gradsieve.ddp.alternating import AlternatingFeed
 from gradsieve.ddp.hook import Feed, exchange_hook
+from gradsieve.ddp.network import Network
+from gradsieve.ddp.plain import PlainSums
 from gradsieve.ddp.updates import UpdateFeed, update_hook
 from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings, handshake
+from gradsieve.engine.choice import GradientChoice, other_recipes
 from gradsieve.engine.groups import Group, cut_into_groups
 from gradsieve.engine.rules import Rules
 from gradsieve.engine.scaling import Scaler, check_scaler
 from gradsieve.engine.schedules import Constant, Schedule
 from gradsieve.engine.warmup import rehearse_gradients, warm_up
-from gradsieve.engine.worker import Worker
 from gradsieve.errors import InputError
 from gradsieve.recipes import Recipe
 from gradsieve.reducers.dense import Dense
@@ -33,7 +34,8 @@ from gradsieve.sieve import Sieve
 from gradsieve.stats.sinks import Sink
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
 from gradsieve.updates.adapting import aware, checked_optimizer, owned_by, rates
-from gradsieve.updates.defaults import chosen_exchange, default_rules
+from gradsieve.updates.defaults import AUTO, DEFAULT_UPDATE_RECIPE, chosen_exchange, default_rules
+from gradsieve.updates.engine import PLAIN
 from gradsieve.updates.signal import signal_fact
 from gradsieve.updates.warmup import rehearse_updates
 
@@ -126,20 +128,25 @@ def attach(
         parameters, the_rules, group_mb, None if optimizer is None else rates(optimizer, parameters)
     )
     unused = bool(model.find_unused_parameters or model.static_graph)
-    settings = Settings(chosen, schedule, local_clip_norm, check_replicas_every, unused)
     the_outer = _outer(optimizer, local_steps, outer)
+    chooses = recipe == AUTO and dist.get_world_size(model.process_group) > 1
+    settings = Settings(chosen, schedule, local_clip_norm, check_replicas_every, unused)
     if optimizer is not None:
         settings = for_updates(settings, the_outer)
+        chooses = chooses and the_outer == PLAIN and not unused  # dense gradients are exchanged at every step
+    elif chooses:
+        settings = replace(settings, others=other_recipes())
     warm_up(groups, settings, rehearse_gradients if optimizer is None else rehearse_updates)
-    network = _Network.twin(model.process_group, timeout_seconds)
+    network = Network.twin(model.process_group, timeout_seconds)
     facts = {**handshake.facts(groups, settings, the_rules), "outer": repr(the_outer), **signal_fact(optimizer)}
+    facts["choice of the exchange"] = repr(chooses)
     network.agree(groups[0].device, facts)
     exchanged = _Exchanged(model, parameters, groups, settings, network, sinks)
     feed: Feed | UpdateFeed
     if optimizer is None:
-        sieve, feed = _attach_gradients(exchanged, scaler)
+        sieve, feed = _attach_gradients(exchanged, scaler, chooses)
     else:
-        sieve, feed = _attach_updates(exchanged, optimizer, the_outer)
+        sieve, feed = _attach_updates(exchanged, optimizer, the_outer, chooses)
         if adapt:
             aware(given, network.comm.size)
     sieve.stats.buffer_bytes = _buffer_bytes(model)
@@ -154,7 +161,7 @@ class _Exchanged(NamedTuple):
     parameters: dict[str, Tensor]
     groups: Sequence[Group]
     settings: Settings
-    network: _Network
+    network: Network
     sinks: Sequence[Sink]
 
     @property
@@ -162,25 +169,37 @@ class _Exchanged(NamedTuple):
         return {tensor: name for name, tensor in self.parameters.items()}
 
 
-def _attach_gradients(what: _Exchanged, scaler: Scaler | None) -> tuple[Sieve, Feed]:
+def _attach_gradients(what: _Exchanged, scaler: Scaler | None, chooses: bool) -> tuple[Sieve, Feed]:
     model, parameters, groups, settings, network, sinks = what
-    engine = network.engine(lambda: Engine(groups, settings, network.comm))
+    engine = network.call(lambda: Engine(groups, settings, network.comm))
     sieve = Sieve(engine, *network.ends, sinks, parameters.values())
     if network.comm.size > 1 and _sends_less(settings):
         advice = Advice(parameters[name] for group in groups if group.sparse for name in group.names)
         weakref.finalize(sieve, advice.close)
-    feed = Feed(sieve, what.names, scaler)
+    if chooses:
+        choice = network.call(lambda: GradientChoice(engine))
+        engine.choose_by(choice)
+        feed = Feed(sieve, what.names, scaler, choice, PlainSums(model.process_group, network.timeout_seconds))
+    else:
+        feed = Feed(sieve, what.names, scaler)
     model.register_comm_hook(feed, exchange_hook)
     return sieve, feed
 
 
-def _attach_updates(what: _Exchanged, optimizer: Optimizer, outer: Outer) -> tuple[Sieve, UpdateFeed]:
+def _attach_updates(what: _Exchanged, optimizer: Optimizer, outer: Outer, chooses: bool) -> tuple[Sieve, UpdateFeed]:
     model, parameters, groups, settings, network, sinks = what
-    engine = network.engine(lambda: UpdateEngine(groups, settings, network.comm, parameters, outer))
+    engine = network.call(lambda: UpdateEngine(groups, settings, network.comm, parameters, outer))
     sieve = UpdateSieve(engine, *network.ends, sinks)
     sieve.follow(parameters, optimizer)
-    feed = UpdateFeed(sieve, what.names)
+    if chooses:
+        choice = network.call(lambda: sieve.choose(DEFAULT_UPDATE_RECIPE))
+        sums = PlainSums(model.process_group, network.timeout_seconds)
+        feed: UpdateFeed = AlternatingFeed(sieve, what.names, choice, sums)
+    else:
+        feed = UpdateFeed(sieve, what.names)
     bind(model.module, optimizer, sieve.local, feed.exchange)
+    if isinstance(feed, AlternatingFeed):
+        feed.follow(optimizer)
     model.register_comm_hook(feed, update_hook)
     return sieve, feed
 
@@ -189,42 +208,6 @@ def _outer(optimizer: Optimizer | None, local_steps: int | None, outer: Outer | 
     if optimizer is None and (local_steps, outer) != (None, None):
         raise InputError("local_steps and outer are for the exchange of updates: give the optimizer as well")
     return (outer or Outer()).every(local_steps)
-
-
-class _Network(NamedTuple):
-    """A process group of our own, its comm, and the worker, which makes all calls on the group."""
-
-    group: dist.ProcessGroup
-    comm: CountingComm
-    worker: Worker
-
-    @classmethod
-    def twin(cls, group: dist.ProcessGroup, timeout_seconds: float | None) -> _Network:
-        seconds = checked_timeout(group, timeout_seconds)
-        own = twin_of(group, seconds)
-        return cls(own, CountingComm(TorchComm(own, timeout_seconds=seconds)), Worker(own.group_name))
-
-    @property
-    def ends(self) -> tuple[Worker, dist.ProcessGroup]:
-        return self.worker, self.group
-
-    def agree(self, device: torch.device, facts: Mapping[str, str]) -> None:
-        def compare() -> None:
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            handshake.compare(facts, self.comm)
-
-        self._call(compare)
-
-    def engine(self, make: Callable[[], Engine]) -> Engine:
-        return self._call(make)
-
-    def _call(self, work: Callable[[], T]) -> T:
-        try:
-            return self.worker.call(work)
-        except BaseException:
-            self.worker.close()
-            raise
 
 
 def _sends_less(settings: Settings) -> bool:

@@ -8,8 +8,8 @@
 No `from __future__ import annotations` here: DDP reads the hook's annotations, which must be types, not strings.
 """
 
-import contextlib
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from gradsieve.engine import Engine, Step
+from gradsieve.ddp.located import located
+from gradsieve.ddp.plain import PlainPass, PlainSums
+from gradsieve.engine import Step
+from gradsieve.engine.choice import GradientChoice
 from gradsieve.engine.replicas import compare_replicas
 from gradsieve.engine.scaling import Scaler, scale_of
-from gradsieve.errors import ExchangeError, GradsieveError, PeerLostError, ReplicaError
+from gradsieve.errors import GradsieveError
 from gradsieve.sieve import Sieve
 
 NO_GRAPH_TASK = -1  # autograd's task id outside of a backward pass
-SHOWN_NAMES = 4  # parameters of a group that an error message lists
 
 
 class Waiting(NamedTuple):
@@ -39,7 +41,14 @@ class Waiting(NamedTuple):
 class Feed:
     """The state of the hook: passes the buckets of one DDP model to one engine."""
 
-    def __init__(self, sieve: Sieve, names: dict[Tensor, str], scaler: Scaler | None) -> None:
+    def __init__(
+        self,
+        sieve: Sieve,
+        names: dict[Tensor, str],
+        scaler: Scaler | None,
+        choice: GradientChoice | None = None,
+        sums: PlainSums | None = None,
+    ) -> None:
         self.sieve = sieve  # held here, so that it lives as long as the model even if the user drops it
         self.engine = sieve.engine
         assert sieve.worker is not None, "under DDP a worker exchanges"
@@ -47,17 +56,15 @@ class Feed:
         self.names = names
         self.has_run = False
         self._scaler = scaler
-        self._pass: Pass | None = None
+        self._choice, self._sums = choice, sums
+        self._pass: Pass | PlainPass | None = None
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
         """Take one bucket of one backward pass."""
         self.has_run = True
         in_backward = torch._C._current_graph_task_id() != NO_GRAPH_TASK
         if self._pass is None:
-            # On ranks whose inputs have ended, DDP's `join` calls the hook outside of any backward pass.
-            self._pass = Pass(
-                self, self._begin() if in_backward else self._begin_joined(), self._comparison(in_backward)
-            )
+            self._pass = self._begin(in_backward)
         elif bucket.index() == 0:
             self._pass.fail(_unfinished(self.engine.comm.rank))
         current = self._pass
@@ -69,11 +76,33 @@ class Feed:
             self._finish()
         return future
 
-    def _begin(self) -> Step:
-        return Step(self.engine, scale_of(self._scaler))
+    def _begin(self, in_backward: bool) -> "Pass | PlainPass":
+        """Begin a pass. On ranks whose inputs have ended, DDP's `join` calls the hook outside of any backward pass."""
+        failed: BaseException | None = None
+        choice = self._choice
+        if choice is not None:
+            try:
+                if choice.chooser.is_due:
+                    self.worker.call(choice.compare)
+                choice.apply()
+            except Exception as error:
+                failed = located(error, self.engine, None, "times")
+            choice.begin_step()
+        first = self._comparison(in_backward)
+        begun: Pass | PlainPass
+        if choice is not None and choice.is_plain:
+            assert self._sums is not None, "a choice includes DDP's own sums"
+            begun = PlainPass(self.sieve, self._sums, first)
+        else:
+            begun = Pass(self, self._begun_step(in_backward), first)
+        if failed is not None:
+            begun.fail(failed)
+        return begun
 
-    def _begin_joined(self) -> Step:
-        """Begin a step after this rank's inputs have ended. Its scaler is out of date: its residual must wait then."""
+    def _begun_step(self, in_backward: bool) -> Step:
+        """The scaler of a rank whose inputs have ended is out of date: its residual must wait."""
+        if in_backward:
+            return Step(self.engine, scale_of(self._scaler))
         return Step(self.engine, joined=True, withhold=self._scaler is not None)
 
     def _comparison(self, in_backward: bool) -> Callable[[], None] | None:
@@ -87,7 +116,12 @@ class Feed:
     def _finish(self) -> None:
         current, self._pass = self._pass, None
         if current is not None:
+            began = time.perf_counter()
             current.wait()
+            if self._choice is not None:
+                self._choice.exposed_seconds = time.perf_counter() - began
+                self._choice.end_step()
+                self._choice.record()
 
 
 class Pass:
@@ -204,29 +238,6 @@ def exchange_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.
     """The hook that DDP calls for each bucket of gradients."""
     feed: Feed = state
     return feed.take(bucket)
-
-
-def located(error: BaseException, engine: Engine, index: int | None) -> BaseException:
-    """Return an error of the same type that names rank, step and group; `index` None is the comparison of replicas."""
-    if index is None and isinstance(error, ReplicaError):
-        return error  # it names the ranks itself
-    text = f"rank {engine.comm.rank}: step {engine.steps_done}, {_where(engine, index)} failed: {error}"
-    located: GradsieveError = ExchangeError(text)
-    if isinstance(error, GradsieveError):
-        with contextlib.suppress(TypeError):  # a user's type may have another constructor
-            located = type(error)(text)
-    if isinstance(error, PeerLostError) and isinstance(located, PeerLostError):
-        located.peer, located.phase, located.group = error.peer, error.phase, index
-    located.__cause__ = error
-    return located
-
-
-def _where(engine: Engine, index: int | None) -> str:
-    if index is None:
-        return "all parameters: their comparison"
-    names = engine.groups[index].names
-    shown = ", ".join(names[:SHOWN_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > SHOWN_NAMES else "")
-    return f"group {index} of {len(engine.groups)}, parameters {shown}: the exchange"
 
 
 def _unfinished(rank: int) -> GradsieveError:

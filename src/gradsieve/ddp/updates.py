@@ -11,14 +11,15 @@ skips a step must take part as well.
 No `from __future__ import annotations` here: DDP reads the hook's annotations, which must be types, not strings.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from gradsieve.ddp.hook import NO_GRAPH_TASK, located
+from gradsieve.ddp.hook import NO_GRAPH_TASK
+from gradsieve.ddp.located import located
 from gradsieve.engine.replicas import compare_replicas
 from gradsieve.updates import UpdateEngine, UpdateSieve
 
@@ -51,27 +52,37 @@ class UpdateFeed:
         return future
 
     def exchange(self, *, joined: bool = False) -> None:
-        """Exchange all residuals if that is due: on the worker, while this thread waits."""
+        """Exchange all residuals if that is due."""
         self.sieve.before_training()
         if self.engine.is_due:
             self.engine.is_due = False
-            self.sieve.local.take_on()
-            self.worker.call(lambda: self._exchange(joined))
-            self.sieve.local.exchanged()
+            self.between_steps(joined)
+
+    def between_steps(self, joined: bool) -> None:
+        """Exchange what the last step left to exchange: on the worker, while this thread waits."""
+        self.sieve.local.take_on()
+        self.worker.call(lambda: self._located(lambda: self._exchange(joined)))
+        self.sieve.local.exchanged()
 
     def _exchange(self, joined: bool) -> None:
-        engine = self.engine
-        try:
-            self._compare(joined)
-            engine.exchange_all(joined=joined)
-        except BaseException as error:
-            raise located(error, engine, engine.current) from error
+        self._compare(joined)
+        self.engine.exchange_all(joined=joined)
         self.sieve.report()
+
+    def _located(self, work: Callable[[], None]) -> None:
+        """Let errors name rank, step and group."""
+        try:
+            work()
+        except BaseException as error:
+            raise located(error, self.engine, self.engine.current) from error
+
+    def _is_compared(self) -> bool:
+        every = self.engine.settings.check_replicas_every
+        return bool(every) and self.engine.steps_done % every == 0
 
     def _compare(self, joined: bool) -> None:
         """Compare the shared models of all ranks if that is due."""
-        every = self.engine.settings.check_replicas_every
-        if every and self.engine.steps_done % every == 0:
+        if self._is_compared():
             compare_replicas(self.engine.shared, self.engine.comm, joined=joined)
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from gradsieve.auto import Choice
 from gradsieve.comm import CountingComm
 from gradsieve.engine.groups import Group
 from gradsieve.engine.schedules import Schedule
@@ -25,6 +26,7 @@ from gradsieve.recipes import RECIPES, Recipe
 from gradsieve.reducers.dense import Dense
 from gradsieve.selectors import Everything
 from gradsieve.stats import Stats
+from gradsieve.stats.figures import Seconds, StepStats
 from gradsieve.stats.timing import Clock, timed
 from gradsieve.vector.pieces import Pieces
 
@@ -40,6 +42,7 @@ class Settings:
     local_clip_norm: float | None = None  # DGC: clip each rank's own gradient to this times size^-1/2; lower clips more
     check_replicas_every: int = 0  # steps between comparisons of all parameters; fewer finds drift sooner, 0 never
     withhold_unused: bool = False  # whether a parameter whose gradient is all zero on this rank keeps its residual
+    others: tuple[Recipe, ...] = ()  # recipes with the same feedback, to which `Engine.use` can change
 
     def __post_init__(self) -> None:
         if self.local_clip_norm is not None and not self.local_clip_norm > 0:
@@ -59,6 +62,10 @@ class Engine:
         self.steps_done = 0  # steps that counted: the schedule's clock
         self.loss_scale: float | None = None  # the unit of all residuals; None before the first step
         self.dense_steps_left = 0.0  # infinity: until `go_dense` is called again
+        self.recipes = (settings.recipe, *settings.others)
+        self.number = 0  # of the recipe in use
+        self.uses_dense = False  # whether all entries are sent, until `use` is called
+        self.choice: Choice | None = None  # between the recipes and dense
         self._sparse = Pipeline(timed(settings.recipe, self.clock), comm)
         # The same feedback, so that a dense step delivers the residual as well.
         everything = Recipe(Everything(), Dense(), settings.recipe.feedback)
@@ -86,10 +93,15 @@ class Engine:
 
     def densities(self) -> list[float | None]:
         """Return the density of each group in the next step; None is dense."""
-        scheduled = None if self.dense_steps_left > 0 else self.settings.schedule.density_at(self.steps_done)
-        if scheduled is None:
+        scheduled = None if self.sends_all else self.settings.schedule.density_at(self.steps_done)
+        if scheduled is None or self.uses_dense:
             return [None] * len(self.groups)
         return [(group.density or scheduled) if group.sparse else None for group in self.groups]
+
+    @property
+    def sends_all(self) -> bool:
+        """Whether the next step sends all entries, because the user or the schedule says so."""
+        return self.dense_steps_left > 0 or self.settings.schedule.density_at(self.steps_done) is None
 
     def vectors(self, index: int) -> dict[str, Tensor]:
         """Return the vectors that a group's feedback keeps, by name."""
@@ -124,6 +136,45 @@ class Engine:
         self.states = states
         self.steps_done, self.loss_scale, self.dense_steps_left = steps_done, loss_scale, dense_steps_left
 
+    def choose_by(self, choice: Choice) -> None:
+        """Let checkpoints include a choice, which calls `use` and `use_dense`."""
+        self.choice = choice
+
+    def use(self, number: int) -> None:
+        """Exchange by this one of the recipes from the next step on. Residuals stay."""
+        self.uses_dense = False
+        if number != self.number:
+            self.number = number
+            self._sparse = Pipeline(timed(self.recipes[number], self.clock), self.comm)
+            for index, group in enumerate(self.groups):
+                if group.sparse:
+                    self.states[index] = self.fresh_state(index)
+
+    def use_dense(self) -> None:
+        """Send all entries, including the residual, from the next step on."""
+        self.uses_dense = True
+
+    def count_dense_step(self, wait_seconds: float) -> None:
+        """Count a step in which DDP's own process group has summed all gradients."""
+        before = replace(self.comm.traffic)
+        for group in self.groups:
+            self.comm.count_all_reduce(group.numel * group.dtype.itemsize)
+        self.stats.record(
+            StepStats(
+                step=self.steps_done,
+                counted=True,
+                joined=False,
+                dense=True,
+                sparse_numel=self.sparse_numel,
+                selected_entries=self.sparse_numel,
+                delivered_entries=self.sparse_numel,
+                dense_bytes=self.dense_bytes,
+                traffic=self.comm.traffic.since(before),
+                seconds=Seconds(communicate=wait_seconds),
+            )
+        )
+        Engine.commit(self, self.states)
+
     def go_dense(self, steps: float) -> None:
         """Send all entries for this number of steps. Infinity is until the next call, 0 is sparse again."""
         self.dense_steps_left = steps
@@ -145,7 +196,7 @@ class Engine:
                 grad.mul_(limit / norm)
 
     def _rescale(self, factor: float) -> None:
-        recipe = self.settings.recipe
+        recipe = self.recipes[self.number]
         for index, group in enumerate(self.groups):
             if group.sparse:
                 feedback, selector, reducer = self.states[index]

@@ -24,6 +24,7 @@ def facts(groups: Sequence[Group], settings: Settings, rules: Rules) -> dict[str
     return {
         "gradsieve version": __version__,
         "recipe": repr(settings.recipe),
+        "other recipes to choose from": repr(settings.others),
         "density": str(settings.schedule),
         "local_clip_norm": repr(settings.local_clip_norm),
         "check_replicas_every": repr(settings.check_replicas_every),

@@ -46,6 +46,8 @@ def warm_up(groups: Sequence[Group], settings: Settings, rehearse: Rehearsal) ->
 
     Parts that are not this library's own are never called: they may count their calls.
     """
+    for other in settings.others:
+        warm_up(groups, replace(settings, recipe=other, others=()), rehearse)
     parts = settings.recipe.selector, settings.recipe.reducer, settings.recipe.feedback
     if not all(type(part).__module__.startswith("gradsieve.") for part in parts):
         return

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gradsieve.updates.own import OwnGradients
 from gradsieve.updates.signal import ENERGY, SIGNAL
@@ -60,6 +61,11 @@ class CorrectedMoments(OwnGradients):
         energy = state.get(ENERGY, 0.0)
         return min(1.0, max(0.0, state[SIGNAL] / energy)) if energy > 0 else 1.0
 
+    @override
+    def share_of_mean(self, parameter: Tensor, num_ranks: int) -> float:
+        share = self.signal_share(parameter)
+        return share + (1 - share) / num_ranks
+
     def _by_level(self, group: dict[str, Any]) -> Iterator[dict[str, Any]]:
         levels: dict[int, list[Tensor]] = {}
         for parameter in group["params"]:
@@ -81,9 +87,7 @@ class CorrectedMoments(OwnGradients):
         known = self._levels.get(parameter)
         if known is not None and known[0] == basis:
             return known[1]
-        share = self.signal_share(parameter)
-        correction = math.sqrt(share + (1 - share) / self._num_ranks)
-        level = round(LEVELS_PER_DOUBLING * math.log2(correction))
+        level = round(LEVELS_PER_DOUBLING * math.log2(math.sqrt(self.share_of_mean(parameter, self._num_ranks))))
         self._levels[parameter] = basis, level
         return level
 

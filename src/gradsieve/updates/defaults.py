@@ -12,6 +12,7 @@ from gradsieve.recipes import Recipe
 from gradsieve.recipes import recipe as named_recipe
 from gradsieve.selectors.window import Window
 
+AUTO = "auto"  # the recipe that chooses between a sparse one and dense, from measured times
 DEFAULT_RECIPE = "oktopk"
 DEFAULT_UPDATE_RECIPE = "onebit"
 DEFAULT_UPDATE_DENSITY = 0.5  # 62 times fewer bytes than dense; with less the model learns less (docs/optimizers.md)
@@ -25,7 +26,7 @@ def chosen_exchange(
     recipe: str | Recipe | None, density: float | Schedule | None, optimizer: Optimizer | None
 ) -> tuple[Recipe, Schedule]:
     """Return recipe and schedule: as given, or the defaults for gradients (no optimizer) or updates."""
-    name = recipe or (DEFAULT_RECIPE if optimizer is None else DEFAULT_UPDATE_RECIPE)
+    name = (None if recipe == AUTO else recipe) or (DEFAULT_RECIPE if optimizer is None else DEFAULT_UPDATE_RECIPE)
     if density is None:
         if optimizer is None or name != DEFAULT_UPDATE_RECIPE:
             raise InputError(

@@ -95,6 +95,14 @@ class UpdateEngine(Engine):
         if self.meter is not None:
             self.meter.take(self.steps_done)
 
+    def deliver_all(self, *, joined: bool = False) -> bool:
+        """Exchange all entries of all residuals. Returns whether the step counts, the same on every rank."""
+        before = self.dense_steps_left
+        self.go_dense(max(1.0, before))
+        counted = self.exchange_all(joined=joined)
+        self.go_dense(max(0.0, before - counted))
+        return counted
+
     def _residual(self, index: int) -> Tensor:
         return self.vectors(index)["residual"]
 

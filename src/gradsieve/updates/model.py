@@ -23,14 +23,16 @@ class LocalModel:
     def __init__(self, parameters: Mapping[str, Tensor], engine: UpdateEngine) -> None:
         self.parameters = dict(parameters)
         self.is_ahead = False
+        self.is_paused = False  # while all ranks take the same steps: the parameters always hold the shared model
         self._engine = engine
         self._shares = engine.shared
         self._exchanged = False  # whether shared model or offset have changed since the parameters were written
 
     def before_step(self) -> None:
         """Let the optimizer step on the local model, and sample the gradients that it steps on."""
-        self._engine.sample_gradients()
-        self.ahead()
+        if not self.is_paused:
+            self._engine.sample_gradients()
+            self.ahead()
 
     @torch.no_grad()
     def take_on(self) -> None:
@@ -42,7 +44,7 @@ class LocalModel:
     @torch.no_grad()
     def ahead(self) -> None:
         """Write the local model to the parameters, as it is after the last exchange."""
-        if not self.is_ahead or self._exchanged:
+        if not self.is_paused and (not self.is_ahead or self._exchanged):
             self.take_on()
             self._write_local()
 
@@ -53,6 +55,16 @@ class LocalModel:
             self.is_ahead = False
             for name, parameter in self.parameters.items():
                 _rest(self._shares[name], self._engine.offset(name), parameter)
+
+    def pause(self) -> None:
+        """Leave the parameters alone from now on. All residuals must have been delivered."""
+        self.rest()
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Step on the local model again, which is still the shared model."""
+        self.take_on()
+        self.is_paused = False
 
     def exchanged(self) -> None:
         """Note that an exchange has moved the shared model and the offset."""

@@ -16,6 +16,7 @@ from gradsieve.checkpoint.reshard import Keep, key_of
 from gradsieve.errors import InputError
 from gradsieve.sieve import Sieve
 from gradsieve.updates.adapting import aware, layers
+from gradsieve.updates.choice import UpdateChoice
 from gradsieve.updates.engine import UpdateEngine
 from gradsieve.updates.model import LocalModel
 from gradsieve.updates.signal import NO_SAMPLE, SignalMeter, needs_signal
@@ -40,6 +41,17 @@ class UpdateSieve(Sieve):
             self._updates.measure_with(SignalMeter(parameters, optimizer))
         self.parameters = tuple(parameters.values())
 
+    def choose(self, sparse_name: str) -> UpdateChoice:
+        """Choose from now on between updates, exchanged by a recipe of this name, and dense gradients."""
+        choice = UpdateChoice(self._updates, self.local, self.optimizer, sparse_name)
+        self.engine.choose_by(choice)
+        return choice
+
+    @property
+    def _steps_alike(self) -> bool:
+        """Whether all ranks step on the mean gradient at present, instead of each on its own."""
+        return isinstance(self.engine.choice, UpdateChoice) and self.engine.choice.is_dense
+
     def adapt(self, optimizer: T) -> T:
         """Turn the optimizer that was given to `attach` into its sieve-aware form, in place (see `Sieve.adapt`)."""
         rank, size = self.engine.comm.rank, self.engine.comm.size
@@ -48,7 +60,7 @@ class UpdateSieve(Sieve):
                 f"rank {rank}: this sieve exchanges the updates of another optimizer, and those of this "
                 f"{type(optimizer).__name__} would be lost: use the optimizer that was given to attach"
             )
-        if not aware(optimizer, size):
+        if not aware(optimizer, 1 if self._steps_alike else size):
             warnings.warn(
                 f"{type(self.optimizer).__name__} has no sieve-aware form and is left as it is: it steps on this "
                 "rank's own gradient, which has more noise than the mean of all ranks",
@@ -59,8 +71,11 @@ class UpdateSieve(Sieve):
 
     @property
     def clip_factor(self) -> float:
-        """The square root of the number of ranks: a rank's own gradient is longer than the mean by about that."""
-        return math.sqrt(self.engine.comm.size)
+        """The square root of the number of ranks: a rank's own gradient is longer than the mean by about that.
+
+        It is 1 while gradients are exchanged densely (recipe "auto").
+        """
+        return 1.0 if self._steps_alike else math.sqrt(self.engine.comm.size)
 
     def exchange(self) -> None:
         """Exchange the last step's updates now, instead of before the next training pass. All ranks call it together.

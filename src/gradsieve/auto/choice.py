@@ -1,0 +1,97 @@
+"""One model's choice: measures its steps, compares them with the other ranks' and tells what was chosen."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from gradsieve.auto.chooser import Candidate, Chooser
+from gradsieve.auto.network import seconds_per_byte
+from gradsieve.auto.timing import Timing, gathered
+from gradsieve.comm import CountingComm
+
+_log = logging.getLogger("gradsieve")
+
+
+class Present(NamedTuple):
+    """The step that is being made."""
+
+    began: float
+    bytes_before: int
+
+
+class Choice:
+    """The choice of one model on one rank. All ranks make it together, since it communicates.
+
+    A subclass does what the chooser says.
+    """
+
+    def __init__(
+        self, candidates: Sequence[Candidate], comm: CountingComm, device: torch.device, steps: Callable[[], int]
+    ) -> None:
+        self.chooser = Chooser(candidates)
+        self.exposed_seconds = 0.0  # of the present step
+        self._comm, self._device, self._steps = comm, device, steps
+        self._present: Present | None = None
+        self._seconds: float | None = None  # of the present step, if it has ended
+        self._most_bytes = max(candidate.least_bytes for candidate in candidates)
+        with comm.aside() as beside:
+            self._seconds_per_byte = seconds_per_byte(beside, self._most_bytes)
+        self.chooser.begin(self._seconds_per_byte)
+
+    def begin_step(self) -> None:
+        """Note the beginning of what is measured of a step."""
+        self.exposed_seconds, self._seconds = 0.0, None
+        self._present = Present(self._now(), self._comm.traffic.bytes_sent)
+
+    def end_step(self) -> None:
+        """Note its end."""
+        if self._present is not None:
+            self._seconds = self._now() - self._present.began
+
+    def record(self) -> None:
+        """Count the present step."""
+        timing = None
+        if self._present is not None and self._seconds is not None:
+            sent = self._comm.traffic.bytes_sent - self._present.bytes_before
+            timing = Timing(self._seconds, self.exposed_seconds, sent)
+        self.chooser.record(timing)
+        self._present = None
+
+    def compare(self) -> None:
+        """Compare the times of all ranks, and choose. All ranks call it together when `chooser.is_due`."""
+        chooser, before = self.chooser, self.chooser.is_trying
+        with self._comm.aside() as beside:
+            if chooser.compare(gathered(chooser.own(), beside)):
+                self._seconds_per_byte = seconds_per_byte(beside, self._most_bytes)
+                chooser.begin(self._seconds_per_byte)
+        if before and not chooser.is_trying and self._comm.rank == 0:
+            _log.info("gradsieve: step %d, chosen %s", self._steps(), self.reason())
+
+    def reason(self) -> str:
+        """Return what was chosen and why, in a sentence without a full stop."""
+        chooser = self.chooser
+        if chooser.chosen is None:
+            return f"nothing yet, trying {chooser.candidates[chooser.current].name}"
+        trial = ", in a new trial now" if chooser.is_trying else ""
+        return f"{chooser.candidates[chooser.chosen].name} ({chooser.reason()}{trial})"
+
+    def state(self) -> dict[str, Any]:
+        """Return the choice, to be continued by `load`."""
+        return {"chooser": self.chooser.state()}
+
+    def load(self, state: Mapping[str, Any], *, same_ranks: bool) -> None:
+        """Continue from a state. With other ranks or candidates a new trial begins."""
+        if same_ranks and self.chooser.fits(state["chooser"]):
+            self.chooser.load(state["chooser"])
+        else:
+            self.chooser.begin(self._seconds_per_byte)
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
