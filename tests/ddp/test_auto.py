@@ -11,38 +11,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradsieve.auto import Timing
 from gradsieve.auto.chooser import SETTLING_STEPS, TIMED_STEPS
 from gradsieve.errors import MismatchError
-from gradsieve.sieve import Sieve
+from support.choices import DENSE_LOSES, DENSE_WINS, chosen, scripted
 from support.ddp_models import Whole, attached, digest, loss_of, parameters_digest, same_everywhere, train, whole_grads
 from support.rank_pool import on_ranks
 from support.updates_models import Lion, started, sum_of_local_models
 
 TRIAL_STEPS = SETTLING_STEPS + TIMED_STEPS
-DENSE_WINS = {"dense": 1.0, "onebit": 2.0, "oktopk": 2.0, "topka": 3.0}
-DENSE_LOSES = {"dense": 50.0, "onebit": 3.0, "oktopk": 2.0, "topka": 3.0}
-
-
-def scripted(sieve: Sieve, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Let the ranks compare these times instead of what they measure. Returns the times, which may be changed."""
-    assert sieve.engine.choice is not None
-    chooser, times = sieve.engine.choice.chooser, dict(seconds)
-    compare = chooser.compare
-
-    def compare_made_up(timings: Any) -> bool:
-        name = chooser.candidates[chooser.current].name
-        return compare([Timing(times[name], 0.0, 1.0)])
-
-    chooser.compare = compare_made_up  # type: ignore[method-assign]
-    chooser._floors = [0.0] * len(chooser.candidates)  # whatever this machine's network takes: all are tried
-    return times
-
-
-def chosen(sieve: Sieve) -> str | None:
-    assert sieve.engine.choice is not None
-    chooser = sieve.engine.choice.chooser
-    return None if chooser.chosen is None else chooser.candidates[chooser.chosen].name
 
 
 def train_whole(model: Any, steps: range, rank: int, optimizer: torch.optim.Optimizer) -> None:

@@ -37,7 +37,7 @@ class Choice:
         self.exposed_seconds = 0.0  # of the present step
         self._comm, self._device, self._steps = comm, device, steps
         self._present: Present | None = None
-        self._seconds: float | None = None  # of the present step, if it has ended
+        self.seconds: float | None = None  # of the present step, if it has ended
         self._most_bytes = max(candidate.least_bytes for candidate in candidates)
         with comm.aside() as beside:
             self._seconds_per_byte = seconds_per_byte(beside, self._most_bytes)
@@ -51,14 +51,19 @@ class Choice:
     def end_step(self) -> None:
         """Note its end."""
         if self._present is not None:
-            self._seconds = self._now() - self._present.began
+            self.seconds = self._now() - self._present.began
+
+    def end_exposed_step(self) -> None:
+        """Note its end, if all of it was waiting for an exchange: nothing is hidden behind computing."""
+        self.end_step()
+        self.exposed_seconds = self.seconds or 0.0
 
     def record(self) -> None:
         """Count the present step."""
         timing = None
-        if self._present is not None and self._seconds is not None:
+        if self._present is not None and self.seconds is not None:
             sent = self._comm.traffic.bytes_sent - self._present.bytes_before
-            timing = Timing(self._seconds, self.exposed_seconds, sent)
+            timing = Timing(self.seconds, self.exposed_seconds, sent)
         self.chooser.record(timing)
         self._present = None
 

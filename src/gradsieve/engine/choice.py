@@ -49,11 +49,12 @@ class GradientChoice(Choice):
     def apply(self) -> None:
         """Let the engine make the next step as the chooser says."""
         engine = self._engine
-        if self.chooser.current == self._dense:
-            engine.use_dense()
+        is_dense = self.chooser.current == self._dense
+        self.is_plain = is_dense and self._is_delivered and self._can_be_plain and not engine.sends_all
+        if is_dense:
+            engine.use_dense(is_clear=self.is_plain)
         else:
             engine.use(self.chooser.current)
-        self.is_plain = engine.uses_dense and self._is_delivered and self._can_be_plain and not engine.sends_all
 
     @override
     def state(self) -> dict[str, Any]:

@@ -65,12 +65,19 @@ class Engine:
         self.recipes = (settings.recipe, *settings.others)
         self.number = 0  # of the recipe in use
         self.uses_dense = False  # whether all entries are sent, until `use` is called
+        self._is_clear = False  # while they are: whether all residuals are zero on all ranks
         self.choice: Choice | None = None  # between the recipes and dense
         self._sparse = Pipeline(timed(settings.recipe, self.clock), comm)
         # The same feedback, so that a dense step delivers the residual as well.
         everything = Recipe(Everything(), Dense(), settings.recipe.feedback)
         self._whole = Pipeline(timed(everything, self.clock), comm)
         self._dense = Pipeline(timed(RECIPES["dense"](), self.clock), comm)
+        kept_whole = self._dense.recipe
+        self._stateless = PipelineState(  # of all groups that are sent without feedback
+            kept_whole.feedback.init(Pieces([torch.empty(1)])),
+            kept_whole.selector.init(1),
+            kept_whole.reducer.start(1, comm),
+        )
         self.states = [self._pipeline(group, 1.0).init(_blank(group)) for group in self.groups]
         self.positions = {  # of each parameter: its group, and its number in the group
             slot.name: (index, number)
@@ -121,6 +128,8 @@ class Engine:
                 self._clip_(group, grads)
         pieces = Pieces(grads, [group.sparse and withhold and _all_zero(grad) for grad in grads])
         k = group.numel if density is None else entries_to_keep(group.numel, density, self.comm)
+        if group.sparse and self.uses_dense and self._is_clear and not self.sends_all:
+            return self._dense.exchange(pieces, k, self._stateless, pieces)._replace(state=self.states[index])
         return self._pipeline(group, density).exchange(pieces, k, self.states[index], pieces)
 
     def commit(self, states: list[PipelineState]) -> None:
@@ -150,9 +159,9 @@ class Engine:
                 if group.sparse:
                     self.states[index] = self.fresh_state(index)
 
-    def use_dense(self) -> None:
-        """Send all entries, including the residual, from the next step on."""
-        self.uses_dense = True
+    def use_dense(self, *, is_clear: bool = False) -> None:
+        """Send all entries, including the residual, from the next step on. `is_clear`: no rank has a residual."""
+        self.uses_dense, self._is_clear = True, is_clear
 
     def count_dense_step(self, wait_seconds: float) -> None:
         """Count a step in which DDP's own process group has summed all gradients."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradsieve.comm import Comm, CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout
 from gradsieve.engine import Engine, Settings, Step, handshake
+from gradsieve.engine.choice import GradientChoice, other_recipes
 from gradsieve.engine.groups import Group, cut_into_groups
 from gradsieve.engine.rules import Rules
 from gradsieve.engine.schedules import Schedule, as_schedule
@@ -41,24 +42,42 @@ class Exchange:
     """Exchanges the gradients of one model on one rank. All ranks make it together, since it communicates."""
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], recipe: Recipe, density: float | Schedule, options: Options
+        self,
+        parameters: Mapping[str, Tensor],
+        recipe: Recipe,
+        density: float | Schedule,
+        options: Options,
+        *,
+        chooses: bool = False,
     ) -> None:
-        settings = Settings(recipe, as_schedule(density), options.get("local_clip_norm"))
+        others = other_recipes() if chooses else ()
+        settings = Settings(recipe, as_schedule(density), options.get("local_clip_norm"), others=others)
         with torch.no_grad():
             rules = options.get("rules") or Rules()
             groups, comm = agreed(parameters, settings, rules, options, rehearse_gradients)
-            self.sieve = Sieve(
-                Engine(groups, settings, comm), sinks=options.get("sinks", ()), parameters=parameters.values()
-            )
+            engine = Engine(groups, settings, comm)
+            self._choice = GradientChoice(engine) if chooses and comm.size > 1 else None
+            if self._choice is not None:
+                engine.choose_by(self._choice)
+            self.sieve = Sieve(engine, sinks=options.get("sinks", ()), parameters=parameters.values())
 
     def __call__(self, grads: Mapping[str, Tensor], loss_scale: float = 1.0) -> bool:
         """Overwrite flat gradients with their means. Returns whether the step counts, the same on every rank."""
+        choice = self._choice
+        if choice is not None:
+            if choice.chooser.is_due:
+                choice.compare()
+            choice.apply()
+            choice.begin_step()
         step = Step(self.sieve.engine, loss_scale)
         for name, grad in grads.items():
             step.deliver(name, grad)
         for index in step.ready():
             step.exchange(index)
         counted = step.finish()
+        if choice is not None:
+            choice.end_exposed_step()
+            choice.record()
         self.sieve.report()
         return counted
 

@@ -17,6 +17,10 @@ from gradsieve.optim.named import Named
 from gradsieve.recipes import Recipe
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
 from gradsieve.updates.adapting import aware, rates
+from gradsieve.updates.averaging import mean_gradients_
+from gradsieve.updates.choice import UpdateChoice
+from gradsieve.updates.defaults import DEFAULT_UPDATE_RECIPE
+from gradsieve.updates.engine import PLAIN
 from gradsieve.updates.signal import signal_fact
 from gradsieve.updates.warmup import rehearse_updates
 
@@ -34,6 +38,8 @@ class UpdateExchange:
         rules: Rules,
         outer: Outer,
         options: Options,
+        *,
+        chooses: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(
@@ -43,21 +49,55 @@ class UpdateExchange:
         settings = for_updates(Settings(recipe, schedule, options.get("local_clip_norm")), outer)
         with torch.no_grad():
             kinds = rates(optimizer, parameters)
-            facts = {"outer": repr(outer), **signal_fact(optimizer)}
+            chooses = chooses and outer == PLAIN  # dense gradients are exchanged at every step
+            facts = {"outer": repr(outer), **signal_fact(optimizer), "choice of the exchange": repr(chooses)}
             groups, comm = agreed(parameters, settings, rules, options, rehearse_updates, kinds, **facts)
             self.engine = UpdateEngine(groups, settings, comm, parameters, outer)
         self.sieve = UpdateSieve(self.engine, sinks=options.get("sinks", ()))
         self.sieve.follow(parameters, optimizer)
         aware(optimizer, comm.size)
+        self._choice: UpdateChoice | None = None
+        if chooses and comm.size > 1:
+            with torch.no_grad():
+                self._choice = self.sieve.choose(DEFAULT_UPDATE_RECIPE)
         bind(model, optimizer, self.sieve.local, self.sieve.before_training)
 
     @torch.no_grad()
+    def before_step(self) -> None:
+        """Average the gradients, if these are exchanged. All ranks step together."""
+        if self._choice is not None:
+            self._choice.begin_step()
+            if self._choice.is_dense:
+                with self.engine.comm.aside() as beside:
+                    mean_gradients_(self.sieve.local.parameters, beside)
+
+    @torch.no_grad()
     def after_step(self) -> None:
-        """Count the optimizer's step, and exchange if that is due. All ranks step together."""
+        """Count the optimizer's step, and exchange its updates if that is due."""
         self.engine.count_local_step()
         if self.engine.is_due:
             self.engine.is_due = False
-            self.sieve.local.take_on()
-            self.engine.exchange_all()
-            self.sieve.local.exchanged()
+            self._between_steps()
             self.sieve.report()
+
+    def _between_steps(self) -> None:
+        choice, local = self._choice, self.sieve.local
+        if choice is None:
+            self._exchange()
+            return
+        if choice.is_dense:
+            self.engine.count_dense_step(0.0)
+        elif not choice.wants_change:
+            self._exchange()
+        choice.end_exposed_step()
+        if choice.wants_change:
+            local.take_on()
+            choice.change()
+        choice.record()
+        if choice.chooser.is_due:
+            choice.compare()
+
+    def _exchange(self) -> None:
+        self.sieve.local.take_on()
+        self.engine.exchange_all()
+        self.sieve.local.exchanged()

@@ -20,7 +20,7 @@ from gradsieve.recipes import Recipe
 from gradsieve.sieve import Sieve
 from gradsieve.updates import Outer
 from gradsieve.updates.adapting import check_one_gradient
-from gradsieve.updates.defaults import chosen_exchange, default_rules
+from gradsieve.updates.defaults import AUTO, chosen_exchange, default_rules
 
 
 class DistributedOptimizer(Optimizer):
@@ -92,6 +92,7 @@ class DistributedOptimizer(Optimizer):
         # No `super().__init__()`: the wrapped optimizer has everything that it would make.
         self.optimizer = optimizer
         _check_optimizer(optimizer)
+        chooses = recipe == AUTO
         check_scaler(scaler)
         self._parameters = parameters_of(optimizer, parameters)
         self._scaler = scaler
@@ -103,11 +104,11 @@ class DistributedOptimizer(Optimizer):
             the_outer = (outer or Outer()).every(local_steps)
             rules = options.get("rules") or default_rules(chosen, optimizer)
             self._updates = UpdateExchange(
-                optimizer, parameters, self._parameters, chosen, schedule, rules, the_outer, options
+                optimizer, parameters, self._parameters, chosen, schedule, rules, the_outer, options, chooses=chooses
             )
             return
         _check_momentum(optimizer, chosen)
-        self._exchange = Exchange(self._parameters, chosen, schedule, options)
+        self._exchange = Exchange(self._parameters, chosen, schedule, options, chooses=chooses)
 
     @property
     def sieve(self) -> Sieve:
@@ -156,6 +157,7 @@ class DistributedOptimizer(Optimizer):
                 loss = closure()
             self._counted = None  # the closure has made new gradients
         if self._updates is not None:
+            self._updates.before_step()
             self.optimizer.step()
             self._updates.after_step()
             return loss

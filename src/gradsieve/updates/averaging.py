@@ -57,16 +57,33 @@ def average_(optimizer: Optimizer, parameters: Mapping[str, Tensor], comm: Comm)
     entries = list(_entries(optimizer, parameters))
     tensors = [entry.value for entry in entries if _is_vector(entry.value)]
     numbers = [entry for entry in entries if not _is_vector(entry.value)]
-    for chunk in _chunks(tensors):
-        summed = comm.all_reduce(torch.cat([part.detach().reshape(-1).float() for part in chunk]).contiguous())
-        for tensor, mean in zip(chunk, torch.split(summed / comm.size, [part.numel() for part in chunk]), strict=True):
-            tensor.copy_(mean.view(tensor.shape))
+    _average(tensors, comm)
     if numbers:
         own = torch.tensor([float(entry.value) for entry in numbers], dtype=torch.float64)
         largest = torch.stack(comm.all_gather_v(own)).amax(dim=0).tolist()
         for entry, number in zip(numbers, largest, strict=True):
             _put(optimizer.state[entry.parameter], entry, number)
     scale_second_moments_(optimizer, parameters, comm.size)
+
+
+@torch.no_grad()
+def mean_gradients_(parameters: Mapping[str, Tensor], comm: Comm) -> None:
+    """Overwrite the gradients with their means over all ranks, which call this together.
+
+    A gradient that this rank does not have counts as zero. One that no rank has stays away.
+    """
+    tensors = list(parameters.values())
+    held = comm.all_reduce(torch.tensor([float(tensor.grad is not None) for tensor in tensors])).tolist()
+    for tensor in (tensor for tensor, count in zip(tensors, held, strict=True) if count and tensor.grad is None):
+        tensor.grad = torch.zeros_like(tensor)
+    _average([tensor.grad for tensor in tensors if tensor.grad is not None], comm)
+
+
+def _average(tensors: list[Tensor], comm: Comm) -> None:
+    for chunk in _chunks(tensors):
+        summed = comm.all_reduce(torch.cat([part.detach().reshape(-1).float() for part in chunk]).contiguous())
+        for tensor, mean in zip(chunk, torch.split(summed / comm.size, [part.numel() for part in chunk]), strict=True):
+            tensor.copy_(mean.view(tensor.shape))
 
 
 @torch.no_grad()
