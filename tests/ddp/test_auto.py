@@ -1,4 +1,4 @@
-"""`recipe="auto"` under DDP, on real processes. Times are made up where a test needs a certain choice."""
+"""`recipe="auto"` under DDP, on real processes. Times are made up where a test needs a certain decision."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.auto.chooser import SETTLING_STEPS, TIMED_STEPS
 from gradsieve.errors import MismatchError
-from support.choices import DENSE_LOSES, DENSE_WINS, chosen, scripted
 from support.ddp_models import Whole, attached, digest, loss_of, parameters_digest, same_everywhere, train, whole_grads
+from support.decisions import DENSE_LOSES, DENSE_WINS, chosen, scripted
 from support.rank_pool import on_ranks
 from support.updates_models import Lion, started, sum_of_local_models
 
@@ -221,17 +221,19 @@ def test_ranks_whose_inputs_end_sooner(rank: int) -> None:
 
 @on_ranks(2)
 def test_what_is_measured_decides(rank: int) -> None:
-    """Nothing is made up here: some choice, the same on both ranks, with its reason."""
+    """Nothing is made up here: some decision, the same on both ranks, with its reason."""
     for make in (of_updates, of_gradients):
         model, sieve, optimizer = make(check_replicas_every=5)
         train(model, range(60), rank, optimizer)
         sieve.exchange()
-        assert sieve.engine.choice is not None
+        assert sieve.engine.decision is not None
         name = chosen(sieve)
         assert name is not None
         assert same_everywhere(name)
-        assert f"{name} (" in sieve.engine.choice.reason()
-        assert f"chosen: {name}" in repr(sieve)
+        assert sieve.stats.decided is not None
+        assert sieve.stats.decided.name == name
+        assert sieve.stats.decided.seconds_per_step[name] > 0
+        assert f"decided: {name} (" in repr(sieve)
         assert same_everywhere(parameters_digest(model))
         sieve.close()
 
@@ -259,14 +261,14 @@ def test_states_that_cannot_be_averaged_keep_it_sparse(rank: int) -> None:
 
 @on_ranks(2)
 def test_all_ranks_must_choose_or_none(rank: int) -> None:
-    with pytest.raises(MismatchError, match="choice of the exchange"):
+    with pytest.raises(MismatchError, match="automatic choice"):
         started("auto" if rank else "onebit", 0.5)
 
 
 @on_ranks(2)
 def test_local_steps_leave_nothing_to_choose(rank: int) -> None:
     model, sieve, optimizer = of_updates(local_steps=4)
-    assert sieve.engine.choice is None
+    assert sieve.engine.decision is None
     train(model, range(8), rank, optimizer)
     sieve.close()
 

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer(recipe="auto")`: loops without DDP. Times are made up where a test needs a certain choice."""
+"""`DistributedOptimizer(recipe="auto")`: loops without DDP. Times are made up where a test needs a certain decision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradsieve import Comm, DistributedOptimizer, Rules
 from gradsieve.testing import run_ranks
-from support.choices import DENSE_LOSES, DENSE_WINS, chosen, scripted
+from support.decisions import DENSE_LOSES, DENSE_WINS, chosen, scripted
 
 RULES = Rules(min_numel=100)
 torch.manual_seed(5)
@@ -106,5 +106,5 @@ def test_a_parameter_that_no_rank_uses_is_not_decayed() -> None:
 
 def test_one_rank_has_nothing_to_choose() -> None:
     for exchange in ("gradients", "updates"):
-        (done,) = run_ranks(1, lambda comm, exchange=exchange: made(comm, exchange)[1].sieve.engine.choice is None)
+        (done,) = run_ranks(1, lambda comm, exchange=exchange: made(comm, exchange)[1].sieve.engine.decision is None)
         assert done

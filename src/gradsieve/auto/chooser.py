@@ -1,8 +1,8 @@
-"""Chooses the fastest of several candidates from the time that steps take: the same choice on all ranks.
+"""Chooses the fastest of several candidates from the time that steps take: the same decision on all ranks.
 
 1. Trial: each candidate makes some steps. One that could not win even if the network were all it waited for is left
    out.
-2. Choice: the fastest. Where the difference is within the noise: a dense exchange that is hidden behind computing, or
+2. Decision: the fastest. Where the difference is within the noise: a dense exchange that is hidden behind computing, or
    else the candidate that sends least.
 3. Watch: the time of the chosen candidate is compared from time to time. If it has changed, a new trial begins, in
    which another candidate must show a clear advantage.
@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gradsieve.auto.timing import NOTHING, Timing, slowest, typical
+from gradsieve.stats.figures import Decided
 
 SETTLING_STEPS = 3  # of each candidate, not timed: thresholds are adapted until the third
 TIMED_STEPS = 5
 WATCHED_STEPS = 10  # between two comparisons of the ranks' times
 NOISE = 0.03  # relative differences of step times that mean nothing
-ADVANTAGE = 0.10  # that another candidate must show before the choice changes; more changes it less often
+ADVANTAGE = 0.10  # that another candidate must show before the decision changes; more changes it less often
 CHANGE = 1.5  # factor between step times that begins a new trial; more does so less often
 HOPELESS = 1.2  # a candidate whose bytes alone take this many times the best step is left out
 PATIENCE_STEPS = 20  # after a trial, before the next one; doubled by each trial that changes nothing
@@ -37,7 +38,7 @@ class Candidate(NamedTuple):
 
 
 class Chooser:
-    """One choice among candidates, which are tried in their order. The one that sends least should be the first."""
+    """One decision among candidates, which are tried in their order. The one that sends least should be the first."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = tuple(candidates)
@@ -124,17 +125,16 @@ class Chooser:
         hidden = [i for i in equal if self.candidates[i].is_dense and known[i].exposed_seconds <= NOISE * best]
         return min(hidden or equal, key=lambda index: (known[index].bytes_sent, index))
 
-    def reason(self) -> str:
-        """Return the last trial as a sentence without a full stop."""
-        parts = [f"{self.candidates[i].name} {_shown(t.seconds)} per step" for i, t in sorted(self.measured.items())]
-        parts += [
-            f"{self.candidates[index].name} not tried (its bytes alone take {_shown(seconds)})"
-            for index, seconds in sorted(self.left_out.items())
-        ]
-        return ", ".join(parts)
+    def decided(self) -> Decided | None:
+        """Return the decision and its reasons; None before the end of the first trial."""
+        if self.chosen is None:
+            return None
+        names = [candidate.name for candidate in self.candidates]
+        seconds = {names[index]: timing.seconds for index, timing in sorted(self.measured.items())}
+        return Decided(names[self.chosen], seconds, {names[index]: s for index, s in sorted(self.left_out.items())})
 
     def state(self) -> dict[str, Any]:
-        """Return the choice, to be continued by `load`."""
+        """Return the decision, to be continued by `load`."""
         return {
             "candidates": [candidate.name for candidate in self.candidates],
             "current": self.current,
@@ -175,7 +175,3 @@ def _has_changed(now: Timing, before: Timing) -> bool:
 
 def _differ(seconds: float, before: float) -> bool:
     return seconds > CHANGE * before or seconds * CHANGE < before
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"

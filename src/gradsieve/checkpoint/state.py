@@ -49,7 +49,7 @@ def _own(engine: Engine) -> dict[str, Any]:
         "steps_done": engine.steps_done,
         "loss_scale": engine.loss_scale,
         "dense_steps_left": engine.dense_steps_left,
-        "choice": {} if engine.choice is None else engine.choice.state(),
+        "decision": {} if engine.decision is None else engine.decision.state(),
         "names": tuple(engine.positions),
         "parameters": parameters,  # only those with a residual
         "groups": tuple(groups),  # `torch.distributed.checkpoint` saves a tuple as a whole; it drops empty dicts
@@ -85,8 +85,8 @@ def unpack_into(engine: Engine, states: Mapping[str, Any], keep: Keep = "sum") -
             )
         restored.append(fresh)
     engine.restore(restored, state["steps_done"], state["loss_scale"], state["dense_steps_left"])
-    if engine.choice is not None and state.get("choice"):
-        engine.choice.load(state["choice"], same_ranks=own is not None)
+    if engine.decision is not None and state.get("decision"):
+        engine.decision.load(state["decision"], same_ranks=own is not None)
 
 
 def _check(engine: Engine, state: Mapping[str, Any]) -> None:

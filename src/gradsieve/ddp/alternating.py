@@ -17,20 +17,22 @@ from gradsieve.ddp.hook import NO_GRAPH_TASK
 from gradsieve.ddp.plain import PlainSums
 from gradsieve.ddp.updates import UpdateFeed
 from gradsieve.updates import UpdateSieve
-from gradsieve.updates.choice import UpdateChoice
+from gradsieve.updates.decision import UpdateDecision
 
 
 class AlternatingFeed(UpdateFeed):
     """Passes of one DDP model, in the way that is faster."""
 
-    def __init__(self, sieve: UpdateSieve, names: Mapping[Tensor, str], choice: UpdateChoice, sums: PlainSums) -> None:
+    def __init__(
+        self, sieve: UpdateSieve, names: Mapping[Tensor, str], decision: UpdateDecision, sums: PlainSums
+    ) -> None:
         super().__init__(sieve, names)
-        self.choice = choice
+        self.decision = decision
         self._sums = sums
 
     def follow(self, optimizer: Optimizer) -> None:
         """Note the end of each step of the optimizer, after the hooks that it has already."""
-        held = weakref.ref(self.choice)  # the optimizer must not keep a sieve and its worker alive
+        held = weakref.ref(self.decision)  # the optimizer must not keep a sieve and its worker alive
 
         def end_step(*_: Any) -> None:
             if (found := held()) is not None:
@@ -41,7 +43,7 @@ class AlternatingFeed(UpdateFeed):
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
         """Take one bucket: it is summed now, or not at all."""
         unchanged = super().take(bucket)
-        if not self.choice.is_dense:
+        if not self.decision.is_dense:
             return unchanged
         future = self._sums.take(bucket)
         if bucket.is_last() and torch._C._current_graph_task_id() != NO_GRAPH_TASK:
@@ -52,30 +54,30 @@ class AlternatingFeed(UpdateFeed):
         return future
 
     def _wait(self) -> None:
-        self.choice.exposed_seconds = self._sums.wait()
+        self.decision.exposed_seconds = self._sums.wait()
 
     def between_steps(self, joined: bool) -> None:
         """Choose, and exchange what the last step left to exchange."""
-        choice = self.choice
-        if choice.is_dense:
-            self.engine.count_dense_step(choice.exposed_seconds)
-        choice.record()
-        if choice.chooser.is_due:
-            self.worker.call(lambda: self._located(choice.compare))
-        choice.begin_step()
+        decision = self.decision
+        if decision.is_dense:
+            self.engine.count_dense_step(decision.exposed_seconds)
+        decision.record()
+        if decision.chooser.is_due:
+            self.worker.call(lambda: self._located(decision.compare))
+        decision.begin_step()
         began = time.perf_counter()
-        if choice.wants_change:
+        if decision.wants_change:
             self.sieve.local.take_on()
             self.worker.call(lambda: self._located(lambda: self._change(joined)))
-        elif choice.is_dense:
+        elif decision.is_dense:
             self._between_dense_steps(joined)
         else:
             super().between_steps(joined)
-            choice.exposed_seconds = time.perf_counter() - began
+            decision.exposed_seconds = time.perf_counter() - began
 
     def _change(self, joined: bool) -> None:
         self._compare(joined)
-        self.choice.change(joined=joined)
+        self.decision.change(joined=joined)
         self.sieve.report()
 
     def _between_dense_steps(self, joined: bool) -> None:

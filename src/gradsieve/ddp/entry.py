@@ -21,7 +21,7 @@ from gradsieve.ddp.plain import PlainSums
 from gradsieve.ddp.updates import UpdateFeed, update_hook
 from gradsieve.ddp.watch import Watch
 from gradsieve.engine import Engine, Settings, handshake
-from gradsieve.engine.choice import GradientChoice, other_recipes
+from gradsieve.engine.decision import GradientDecision, other_recipes
 from gradsieve.engine.groups import Group, cut_into_groups
 from gradsieve.engine.rules import Rules
 from gradsieve.engine.scaling import Scaler, check_scaler
@@ -34,7 +34,7 @@ from gradsieve.sieve import Sieve
 from gradsieve.stats.sinks import Sink
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
 from gradsieve.updates.adapting import aware, checked_optimizer, owned_by, rates
-from gradsieve.updates.defaults import AUTO, DEFAULT_UPDATE_RECIPE, chosen_exchange, default_rules
+from gradsieve.updates.defaults import AUTO, DEFAULT_UPDATE_RECIPE, chosen_exchange, decides, default_rules
 from gradsieve.updates.engine import PLAIN
 from gradsieve.updates.signal import signal_fact
 from gradsieve.updates.warmup import rehearse_updates
@@ -47,7 +47,7 @@ DEFAULT_CHECK_REPLICAS_EVERY = 100
 
 def attach(
     model: DistributedDataParallel,
-    recipe: str | Recipe | None = None,
+    recipe: str | Recipe | None = AUTO,
     *,
     density: float | Schedule | None = None,
     optimizer: Optimizer | None = None,
@@ -71,8 +71,9 @@ def attach(
 
     Args:
         model: The model, wrapped in `DistributedDataParallel`.
-        recipe: What to send and how to sum it, by name or as a `Recipe`. None is "onebit" for updates and "oktopk" for
-            gradients. With "onebit", Adam's updates have one step size per message, those of other optimizers one per
+        recipe: What to send and how to sum it, by name or as a `Recipe`. "auto", the default, decides from measured
+            step times: for updates between "onebit" and dense gradients, for gradients between "oktopk", "topka" and
+            dense. With "onebit", Adam's updates have one step size per message, those of other optimizers one per
             1,024 entries.
         density: Fraction of the entries to send per step, or a schedule of it. The default for updates is 0.5.
             Gradients have no default.
@@ -129,7 +130,7 @@ def attach(
     )
     unused = bool(model.find_unused_parameters or model.static_graph)
     the_outer = _outer(optimizer, local_steps, outer)
-    chooses = recipe == AUTO and dist.get_world_size(model.process_group) > 1
+    chooses = decides(recipe) and dist.get_world_size(model.process_group) > 1
     settings = Settings(chosen, schedule, local_clip_norm, check_replicas_every, unused)
     if optimizer is not None:
         settings = for_updates(settings, the_outer)
@@ -139,7 +140,7 @@ def attach(
     warm_up(groups, settings, rehearse_gradients if optimizer is None else rehearse_updates)
     network = Network.twin(model.process_group, timeout_seconds)
     facts = {**handshake.facts(groups, settings, the_rules), "outer": repr(the_outer), **signal_fact(optimizer)}
-    facts["choice of the exchange"] = repr(chooses)
+    facts["automatic choice"] = repr(chooses)
     network.agree(groups[0].device, facts)
     exchanged = _Exchanged(model, parameters, groups, settings, network, sinks)
     feed: Feed | UpdateFeed
@@ -177,9 +178,9 @@ def _attach_gradients(what: _Exchanged, scaler: Scaler | None, chooses: bool) ->
         advice = Advice(parameters[name] for group in groups if group.sparse for name in group.names)
         weakref.finalize(sieve, advice.close)
     if chooses:
-        choice = network.call(lambda: GradientChoice(engine))
-        engine.choose_by(choice)
-        feed = Feed(sieve, what.names, scaler, choice, PlainSums(model.process_group, network.timeout_seconds))
+        decision = network.call(lambda: GradientDecision(engine))
+        engine.decide_by(decision)
+        feed = Feed(sieve, what.names, scaler, decision, PlainSums(model.process_group, network.timeout_seconds))
     else:
         feed = Feed(sieve, what.names, scaler)
     model.register_comm_hook(feed, exchange_hook)
@@ -192,9 +193,9 @@ def _attach_updates(what: _Exchanged, optimizer: Optimizer, outer: Outer, choose
     sieve = UpdateSieve(engine, *network.ends, sinks)
     sieve.follow(parameters, optimizer)
     if chooses:
-        choice = network.call(lambda: sieve.choose(DEFAULT_UPDATE_RECIPE))
+        decision = network.call(lambda: sieve.choose(DEFAULT_UPDATE_RECIPE))
         sums = PlainSums(model.process_group, network.timeout_seconds)
-        feed: UpdateFeed = AlternatingFeed(sieve, what.names, choice, sums)
+        feed: UpdateFeed = AlternatingFeed(sieve, what.names, decision, sums)
     else:
         feed = UpdateFeed(sieve, what.names)
     bind(model.module, optimizer, sieve.local, feed.exchange)

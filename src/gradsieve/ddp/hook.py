@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import GradBucket
 from gradsieve.ddp.located import located
 from gradsieve.ddp.plain import PlainPass, PlainSums
 from gradsieve.engine import Step
-from gradsieve.engine.choice import GradientChoice
+from gradsieve.engine.decision import GradientDecision
 from gradsieve.engine.replicas import compare_replicas
 from gradsieve.engine.scaling import Scaler, scale_of
 from gradsieve.errors import GradsieveError
@@ -46,7 +46,7 @@ class Feed:
         sieve: Sieve,
         names: dict[Tensor, str],
         scaler: Scaler | None,
-        choice: GradientChoice | None = None,
+        decision: GradientDecision | None = None,
         sums: PlainSums | None = None,
     ) -> None:
         self.sieve = sieve  # held here, so that it lives as long as the model even if the user drops it
@@ -56,7 +56,7 @@ class Feed:
         self.names = names
         self.has_run = False
         self._scaler = scaler
-        self._choice, self._sums = choice, sums
+        self._decision, self._sums = decision, sums
         self._pass: Pass | PlainPass | None = None
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
@@ -79,19 +79,19 @@ class Feed:
     def _begin(self, in_backward: bool) -> "Pass | PlainPass":
         """Begin a pass. On ranks whose inputs have ended, DDP's `join` calls the hook outside of any backward pass."""
         failed: BaseException | None = None
-        choice = self._choice
-        if choice is not None:
+        decision = self._decision
+        if decision is not None:
             try:
-                if choice.chooser.is_due:
-                    self.worker.call(choice.compare)
-                choice.apply()
+                if decision.chooser.is_due:
+                    self.worker.call(decision.compare)
+                decision.apply()
             except Exception as error:
                 failed = located(error, self.engine, None, "times")
-            choice.begin_step()
+            decision.begin_step()
         first = self._comparison(in_backward)
         begun: Pass | PlainPass
-        if choice is not None and choice.is_plain:
-            assert self._sums is not None, "a choice includes DDP's own sums"
+        if decision is not None and decision.is_plain:
+            assert self._sums is not None, "a decision includes DDP's own sums"
             begun = PlainPass(self.sieve, self._sums, first)
         else:
             begun = Pass(self, self._begun_step(in_backward), first)
@@ -118,10 +118,10 @@ class Feed:
         if current is not None:
             began = time.perf_counter()
             current.wait()
-            if self._choice is not None:
-                self._choice.exposed_seconds = time.perf_counter() - began
-                self._choice.end_step()
-                self._choice.record()
+            if self._decision is not None:
+                self._decision.exposed_seconds = time.perf_counter() - began
+                self._decision.end_step()
+                self._decision.record()
 
 
 class Pass:

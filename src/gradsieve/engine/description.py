@@ -15,8 +15,8 @@ def described(engine: Engine) -> Iterator[str]:
     yield f"Sieve(rank {comm.rank} of {comm.size}, step {engine.steps_done})"
     yield f"  recipe: {settings.recipe!r}"
     yield f"  density: {settings.schedule}" + (", dense for now" if engine.dense_steps_left else "")
-    if engine.choice is not None:
-        yield f"  chosen: {engine.choice.reason()}"
+    if engine.decision is not None:
+        yield f"  decided: {engine.decision}"
     if engine.stats.buffer_bytes:
         yield f"  sent by DDP itself: {engine.stats.buffer_bytes:,} bytes of buffers at every forward pass"
     for title, groups in (("sent sparsely", sparse), ("kept dense", dense)):

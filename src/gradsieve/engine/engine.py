@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradsieve.auto import Choice
+from gradsieve.auto import Decision
 from gradsieve.comm import CountingComm
 from gradsieve.engine.groups import Group
 from gradsieve.engine.schedules import Schedule
@@ -66,7 +66,7 @@ class Engine:
         self.number = 0  # of the recipe in use
         self.uses_dense = False  # whether all entries are sent, until `use` is called
         self._is_clear = False  # while they are: whether all residuals are zero on all ranks
-        self.choice: Choice | None = None  # between the recipes and dense
+        self.decision: Decision | None = None  # between the recipes and dense
         self._sparse = Pipeline(timed(settings.recipe, self.clock), comm)
         # The same feedback, so that a dense step delivers the residual as well.
         everything = Recipe(Everything(), Dense(), settings.recipe.feedback)
@@ -145,9 +145,9 @@ class Engine:
         self.states = states
         self.steps_done, self.loss_scale, self.dense_steps_left = steps_done, loss_scale, dense_steps_left
 
-    def choose_by(self, choice: Choice) -> None:
-        """Let checkpoints include a choice, which calls `use` and `use_dense`."""
-        self.choice = choice
+    def decide_by(self, decision: Decision) -> None:
+        """Let checkpoints include a decision, which calls `use` and `use_dense`."""
+        self.decision = decision
 
     def use(self, number: int) -> None:
         """Exchange by this one of the recipes from the next step on. Residuals stay."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradsieve.comm import Comm, CountingComm, TorchComm
 from gradsieve.comm.twin import checked_timeout
 from gradsieve.engine import Engine, Settings, Step, handshake
-from gradsieve.engine.choice import GradientChoice, other_recipes
+from gradsieve.engine.decision import GradientDecision, other_recipes
 from gradsieve.engine.groups import Group, cut_into_groups
 from gradsieve.engine.rules import Rules
 from gradsieve.engine.schedules import Schedule, as_schedule
@@ -56,28 +56,28 @@ class Exchange:
             rules = options.get("rules") or Rules()
             groups, comm = agreed(parameters, settings, rules, options, rehearse_gradients)
             engine = Engine(groups, settings, comm)
-            self._choice = GradientChoice(engine) if chooses and comm.size > 1 else None
-            if self._choice is not None:
-                engine.choose_by(self._choice)
+            self._decision = GradientDecision(engine) if chooses and comm.size > 1 else None
+            if self._decision is not None:
+                engine.decide_by(self._decision)
             self.sieve = Sieve(engine, sinks=options.get("sinks", ()), parameters=parameters.values())
 
     def __call__(self, grads: Mapping[str, Tensor], loss_scale: float = 1.0) -> bool:
         """Overwrite flat gradients with their means. Returns whether the step counts, the same on every rank."""
-        choice = self._choice
-        if choice is not None:
-            if choice.chooser.is_due:
-                choice.compare()
-            choice.apply()
-            choice.begin_step()
+        decision = self._decision
+        if decision is not None:
+            if decision.chooser.is_due:
+                decision.compare()
+            decision.apply()
+            decision.begin_step()
         step = Step(self.sieve.engine, loss_scale)
         for name, grad in grads.items():
             step.deliver(name, grad)
         for index in step.ready():
             step.exchange(index)
         counted = step.finish()
-        if choice is not None:
-            choice.end_exposed_step()
-            choice.record()
+        if decision is not None:
+            decision.end_exposed_step()
+            decision.record()
         self.sieve.report()
         return counted
 

@@ -18,7 +18,7 @@ from gradsieve.recipes import Recipe
 from gradsieve.updates import Outer, UpdateEngine, UpdateSieve, bind, for_updates
 from gradsieve.updates.adapting import aware, rates
 from gradsieve.updates.averaging import mean_gradients_
-from gradsieve.updates.choice import UpdateChoice
+from gradsieve.updates.decision import UpdateDecision
 from gradsieve.updates.defaults import DEFAULT_UPDATE_RECIPE
 from gradsieve.updates.engine import PLAIN
 from gradsieve.updates.signal import signal_fact
@@ -50,24 +50,24 @@ class UpdateExchange:
         with torch.no_grad():
             kinds = rates(optimizer, parameters)
             chooses = chooses and outer == PLAIN  # dense gradients are exchanged at every step
-            facts = {"outer": repr(outer), **signal_fact(optimizer), "choice of the exchange": repr(chooses)}
+            facts = {"outer": repr(outer), **signal_fact(optimizer), "automatic choice": repr(chooses)}
             groups, comm = agreed(parameters, settings, rules, options, rehearse_updates, kinds, **facts)
             self.engine = UpdateEngine(groups, settings, comm, parameters, outer)
         self.sieve = UpdateSieve(self.engine, sinks=options.get("sinks", ()))
         self.sieve.follow(parameters, optimizer)
         aware(optimizer, comm.size)
-        self._choice: UpdateChoice | None = None
+        self._decision: UpdateDecision | None = None
         if chooses and comm.size > 1:
             with torch.no_grad():
-                self._choice = self.sieve.choose(DEFAULT_UPDATE_RECIPE)
+                self._decision = self.sieve.choose(DEFAULT_UPDATE_RECIPE)
         bind(model, optimizer, self.sieve.local, self.sieve.before_training)
 
     @torch.no_grad()
     def before_step(self) -> None:
         """Average the gradients, if these are exchanged. All ranks step together."""
-        if self._choice is not None:
-            self._choice.begin_step()
-            if self._choice.is_dense:
+        if self._decision is not None:
+            self._decision.begin_step()
+            if self._decision.is_dense:
                 with self.engine.comm.aside() as beside:
                     mean_gradients_(self.sieve.local.parameters, beside)
 
@@ -81,21 +81,21 @@ class UpdateExchange:
             self.sieve.report()
 
     def _between_steps(self) -> None:
-        choice, local = self._choice, self.sieve.local
-        if choice is None:
+        decision, local = self._decision, self.sieve.local
+        if decision is None:
             self._exchange()
             return
-        if choice.is_dense:
+        if decision.is_dense:
             self.engine.count_dense_step(0.0)
-        elif not choice.wants_change:
+        elif not decision.wants_change:
             self._exchange()
-        choice.end_exposed_step()
-        if choice.wants_change:
+        decision.end_exposed_step()
+        if decision.wants_change:
             local.take_on()
-            choice.change()
-        choice.record()
-        if choice.chooser.is_due:
-            choice.compare()
+            decision.change()
+        decision.record()
+        if decision.chooser.is_due:
+            decision.compare()
 
     def _exchange(self) -> None:
         self.sieve.local.take_on()

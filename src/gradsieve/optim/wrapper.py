@@ -20,7 +20,7 @@ from gradsieve.recipes import Recipe
 from gradsieve.sieve import Sieve
 from gradsieve.updates import Outer
 from gradsieve.updates.adapting import check_one_gradient
-from gradsieve.updates.defaults import AUTO, chosen_exchange, default_rules
+from gradsieve.updates.defaults import AUTO, chosen_exchange, decides, default_rules
 
 
 class DistributedOptimizer(Optimizer):
@@ -37,8 +37,9 @@ class DistributedOptimizer(Optimizer):
     Args:
         optimizer: The optimizer to wrap.
         parameters: The model, or its `named_parameters()`. It must not be wrapped in DDP. Updates need the model.
-        recipe: What to send and how to sum it, by name or as a `Recipe`. None is "oktopk" for gradients and "onebit"
-            for updates.
+        recipe: What to send and how to sum it, by name or as a `Recipe`. "auto", the default, decides from measured
+            step times: for gradients between "oktopk", "topka" and dense, for updates between "onebit" and dense
+            gradients.
         density: Fraction of the entries to send per step, or a schedule of it. The default for updates is 0.5.
             Gradients have no default.
         exchange: "gradients" or "updates".
@@ -80,7 +81,7 @@ class DistributedOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         parameters: Named,
-        recipe: str | Recipe | None = None,
+        recipe: str | Recipe | None = AUTO,
         *,
         density: float | Schedule | None = None,
         exchange: Literal["gradients", "updates"] = "gradients",
@@ -92,7 +93,7 @@ class DistributedOptimizer(Optimizer):
         # No `super().__init__()`: the wrapped optimizer has everything that it would make.
         self.optimizer = optimizer
         _check_optimizer(optimizer)
-        chooses = recipe == AUTO
+        chooses = decides(recipe)
         check_scaler(scaler)
         self._parameters = parameters_of(optimizer, parameters)
         self._scaler = scaler

@@ -72,6 +72,28 @@ class StepStats:
         return own | _flat(self.traffic, self.seconds)
 
 
+@dataclass(frozen=True)
+class Decided:
+    """What recipe "auto" has decided, and the measurements that it is based on.
+
+    Attributes:
+        name: The recipe that exchanges now, or "dense".
+        seconds_per_step: What was measured of each candidate: the part of a step that differs between them, on the
+            slowest rank.
+        not_tried: Candidates that could not win, and the seconds per step that their bytes alone would take.
+    """
+
+    name: str
+    seconds_per_step: dict[str, float]
+    not_tried: dict[str, float]
+
+    def __str__(self) -> str:
+        """The decision and its reasons, in one sentence without a full stop."""
+        parts = [f"{name} takes {_shown(seconds)} per step" for name, seconds in self.seconds_per_step.items()]
+        parts += [f"{name} was not tried: its bytes alone take {_shown(s)}" for name, s in self.not_tried.items()]
+        return f"{self.name} ({', '.join(parts)})"
+
+
 @dataclass
 class Stats:
     """The totals of one rank since it was attached. They are not part of a checkpoint.
@@ -88,6 +110,7 @@ class Stats:
         traffic: Messages and bytes of this rank.
         seconds: Time by phase.
         last: The statistics of the last step; None before the first.
+        decided: What recipe "auto" has decided; None with other recipes, and before the end of its first trial.
 
     Example:
         >>> import gradsieve
@@ -109,6 +132,7 @@ class Stats:
     traffic: Traffic = field(default_factory=Traffic)
     seconds: Seconds = field(default_factory=Seconds)
     last: StepStats | None = None
+    decided: Decided | None = None
 
     def record(self, step: StepStats) -> None:
         """Add a step, except for its traffic: `traffic` is the comm's own, which grows by itself.
@@ -128,10 +152,14 @@ class Stats:
 
     def as_dict(self) -> dict[str, int | float | bool]:
         """Return all totals by name, in one level: `bytes_sent`, `select_seconds` and so on."""
-        apart = ("traffic", "seconds", "last")
+        apart = ("traffic", "seconds", "last", "decided")
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         return own | _flat(self.traffic, self.seconds)
 
 
 def _flat(traffic: Traffic, seconds: Seconds) -> dict[str, int | float | bool]:
     return asdict(traffic) | {f"{phase}_seconds": value for phase, value in asdict(seconds).items()}
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"

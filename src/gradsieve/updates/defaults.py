@@ -12,7 +12,8 @@ from gradsieve.recipes import Recipe
 from gradsieve.recipes import recipe as named_recipe
 from gradsieve.selectors.window import Window
 
-AUTO = "auto"  # the recipe that chooses between a sparse one and dense, from measured times
+AUTO = "auto"
+"""The default: a sparse recipe or dense, whichever measured step times favour. The sparse ones are those below."""
 DEFAULT_RECIPE = "oktopk"
 DEFAULT_UPDATE_RECIPE = "onebit"
 DEFAULT_UPDATE_DENSITY = 0.5  # 62 times fewer bytes than dense; with less the model learns less (docs/optimizers.md)
@@ -22,11 +23,16 @@ EVEN = (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adam
 """Optimizers whose updates are about as large as the learning rate in every layer. `AdamW` is an `Adam`."""
 
 
+def decides(recipe: str | Recipe | None) -> bool:
+    """Whether the exchange is decided from measured times."""
+    return recipe is None or recipe == AUTO
+
+
 def chosen_exchange(
     recipe: str | Recipe | None, density: float | Schedule | None, optimizer: Optimizer | None
 ) -> tuple[Recipe, Schedule]:
     """Return recipe and schedule: as given, or the defaults for gradients (no optimizer) or updates."""
-    name = (None if recipe == AUTO else recipe) or (DEFAULT_RECIPE if optimizer is None else DEFAULT_UPDATE_RECIPE)
+    name = (None if decides(recipe) else recipe) or (DEFAULT_RECIPE if optimizer is None else DEFAULT_UPDATE_RECIPE)
     if density is None:
         if optimizer is None or name != DEFAULT_UPDATE_RECIPE:
             raise InputError(

@@ -16,7 +16,7 @@ from gradsieve.checkpoint.reshard import Keep, key_of
 from gradsieve.errors import InputError
 from gradsieve.sieve import Sieve
 from gradsieve.updates.adapting import aware, layers
-from gradsieve.updates.choice import UpdateChoice
+from gradsieve.updates.decision import UpdateDecision
 from gradsieve.updates.engine import UpdateEngine
 from gradsieve.updates.model import LocalModel
 from gradsieve.updates.signal import NO_SAMPLE, SignalMeter, needs_signal
@@ -41,16 +41,16 @@ class UpdateSieve(Sieve):
             self._updates.measure_with(SignalMeter(parameters, optimizer))
         self.parameters = tuple(parameters.values())
 
-    def choose(self, sparse_name: str) -> UpdateChoice:
+    def choose(self, sparse_name: str) -> UpdateDecision:
         """Choose from now on between updates, exchanged by a recipe of this name, and dense gradients."""
-        choice = UpdateChoice(self._updates, self.local, self.optimizer, sparse_name)
-        self.engine.choose_by(choice)
-        return choice
+        decision = UpdateDecision(self._updates, self.local, self.optimizer, sparse_name)
+        self.engine.decide_by(decision)
+        return decision
 
     @property
     def _steps_alike(self) -> bool:
         """Whether all ranks step on the mean gradient at present, instead of each on its own."""
-        return isinstance(self.engine.choice, UpdateChoice) and self.engine.choice.is_dense
+        return isinstance(self.engine.decision, UpdateDecision) and self.engine.decision.is_dense
 
     def adapt(self, optimizer: T) -> T:
         """Turn the optimizer that was given to `attach` into its sieve-aware form, in place (see `Sieve.adapt`)."""

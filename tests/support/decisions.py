@@ -1,4 +1,4 @@
-"""Made-up times for `recipe="auto"`, so that a test gets the choice that it is about."""
+"""Made-up times for `recipe="auto"`, so that a test gets the decision that it is about."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DENSE_LOSES = {"dense": 50.0, "onebit": 3.0, "oktopk": 2.0, "topka": 3.0}
 
 def scripted(sieve: Sieve, seconds: Mapping[str, float]) -> dict[str, float]:
     """Let the ranks compare these times instead of what they measure. Returns the times, which may be changed."""
-    assert sieve.engine.choice is not None
-    chooser, times = sieve.engine.choice.chooser, dict(seconds)
+    assert sieve.engine.decision is not None
+    chooser, times = sieve.engine.decision.chooser, dict(seconds)
     compare = chooser.compare
 
     def compare_made_up(timings: Any) -> bool:
@@ -28,6 +28,6 @@ def scripted(sieve: Sieve, seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def chosen(sieve: Sieve) -> str | None:
-    assert sieve.engine.choice is not None
-    chooser = sieve.engine.choice.chooser
+    assert sieve.engine.decision is not None
+    chooser = sieve.engine.decision.chooser
     return None if chooser.chosen is None else chooser.candidates[chooser.chosen].name

@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from gradsieve.auto import Candidate, Choice
+from gradsieve.auto import Candidate, Decision
 from gradsieve.engine.engine import Engine
 from gradsieve.recipes import Recipe, recipe
 
@@ -25,8 +25,8 @@ def other_recipes() -> tuple[Recipe, ...]:
     return tuple(recipe(name) for name in SPARSE_NAMES[1:])
 
 
-class GradientChoice(Choice):
-    """The choice of one model on one rank. All ranks make it together, since it communicates."""
+class GradientDecision(Decision):
+    """The decision for one model on one rank. All ranks make it together, since it communicates."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -36,7 +36,7 @@ class GradientChoice(Choice):
         self._is_delivered = False  # whether no rank has a residual
         self._dense = len(engine.recipes)  # the number of the candidate
         candidates = [*map(Candidate, SPARSE_NAMES), Candidate("dense", True, engine.dense_bytes)]
-        super().__init__(candidates, engine.comm, engine.groups[0].device, lambda: engine.steps_done)
+        super().__init__(candidates, engine.comm, engine.groups[0].device, engine.stats)
         self.apply()
 
     @override

@@ -16,7 +16,7 @@ from typing import Any
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from gradsieve.auto import Candidate, Choice
+from gradsieve.auto import Candidate, Decision
 from gradsieve.updates.averaging import average_, can_average, scale_second_moments_
 from gradsieve.updates.engine import UpdateEngine
 from gradsieve.updates.model import LocalModel
@@ -27,14 +27,14 @@ DENSE = 1  # the number of the candidate
 _log = logging.getLogger("gradsieve")
 
 
-class UpdateChoice(Choice):
-    """The choice of one model on one rank. All ranks make it together, since it communicates."""
+class UpdateDecision(Decision):
+    """The decision for one model on one rank. All ranks make it together, since it communicates."""
 
     def __init__(self, engine: UpdateEngine, local: LocalModel, optimizer: Optimizer, sparse_name: str) -> None:
         self.is_dense = False  # how the present step is exchanged
         self._engine, self._local, self._optimizer = engine, local, optimizer
         candidates = Candidate(sparse_name), Candidate("dense", True, engine.dense_bytes)
-        super().__init__(candidates, engine.comm, engine.groups[0].device, lambda: engine.steps_done)
+        super().__init__(candidates, engine.comm, engine.groups[0].device, engine.stats)
 
     @override
     def record(self) -> None:

@@ -1,10 +1,10 @@
-"""One model's choice: measures its steps, compares them with the other ranks' and tells what was chosen."""
+"""One model's decision: measures its steps, compares them with the other ranks' and tells what was chosen."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from gradsieve.auto.chooser import Candidate, Chooser
 from gradsieve.auto.network import seconds_per_byte
 from gradsieve.auto.timing import Timing, gathered
 from gradsieve.comm import CountingComm
+from gradsieve.stats import Stats
 
 _log = logging.getLogger("gradsieve")
 
@@ -24,18 +25,16 @@ class Present(NamedTuple):
     bytes_before: int
 
 
-class Choice:
-    """The choice of one model on one rank. All ranks make it together, since it communicates.
+class Decision:
+    """The decision for one model on one rank. All ranks make it together, since it communicates.
 
     A subclass does what the chooser says.
     """
 
-    def __init__(
-        self, candidates: Sequence[Candidate], comm: CountingComm, device: torch.device, steps: Callable[[], int]
-    ) -> None:
+    def __init__(self, candidates: Sequence[Candidate], comm: CountingComm, device: torch.device, stats: Stats) -> None:
         self.chooser = Chooser(candidates)
         self.exposed_seconds = 0.0  # of the present step
-        self._comm, self._device, self._steps = comm, device, steps
+        self._comm, self._device, self._stats = comm, device, stats
         self._present: Present | None = None
         self.seconds: float | None = None  # of the present step, if it has ended
         self._most_bytes = max(candidate.least_bytes for candidate in candidates)
@@ -74,25 +73,27 @@ class Choice:
             if chooser.compare(gathered(chooser.own(), beside)):
                 self._seconds_per_byte = seconds_per_byte(beside, self._most_bytes)
                 chooser.begin(self._seconds_per_byte)
-        if before and not chooser.is_trying and self._comm.rank == 0:
-            _log.info("gradsieve: step %d, chosen %s", self._steps(), self.reason())
+        if before and not chooser.is_trying:
+            self._stats.decided = chooser.decided()
+            if self._comm.rank == 0:
+                _log.info("gradsieve: decided at step %d: %s", self._stats.steps, self)
 
-    def reason(self) -> str:
-        """Return what was chosen and why, in a sentence without a full stop."""
-        chooser = self.chooser
-        if chooser.chosen is None:
-            return f"nothing yet, trying {chooser.candidates[chooser.current].name}"
-        trial = ", in a new trial now" if chooser.is_trying else ""
-        return f"{chooser.candidates[chooser.chosen].name} ({chooser.reason()}{trial})"
+    def __str__(self) -> str:
+        """What is decided and why, in a sentence without a full stop."""
+        decided, trying = self.chooser.decided(), self.chooser.candidates[self.chooser.current].name
+        if decided is None:
+            return f"nothing yet, trying {trying}"
+        return f"{decided}, trying {trying} again" if self.chooser.is_trying else str(decided)
 
     def state(self) -> dict[str, Any]:
-        """Return the choice, to be continued by `load`."""
+        """Return the decision, to be continued by `load`."""
         return {"chooser": self.chooser.state()}
 
     def load(self, state: Mapping[str, Any], *, same_ranks: bool) -> None:
         """Continue from a state. With other ranks or candidates a new trial begins."""
         if same_ranks and self.chooser.fits(state["chooser"]):
             self.chooser.load(state["chooser"])
+            self._stats.decided = self.chooser.decided()
         else:
             self.chooser.begin(self._seconds_per_byte)
 
