@@ -60,6 +60,7 @@ check-long: test
 
 # Line coverage of the library: src/gradsieve without lab/ and cli/, and without the bodies of compiled loops.
 # The figure is printed also if a test fails.
+cov: export COVERAGE_FILE := $(CURDIR)/.coverage
 cov: $(VENV)/.ready
 	$(BIN)/coverage erase
 	@$(BIN)/coverage run -m pytest -m "not long" $(PYTEST_ARGS); code=$$?; \

@@ -62,12 +62,12 @@ class Sieve:
         self.parameters = tuple(parameters)
         self.worker = worker
         self._group = group
-        self._sinks = Sinks(engine.comm.rank)
+        self.sinks = Sinks(engine.comm.rank)
         # At exit the worker must end before the interpreter does.
-        self._finalizer = weakref.finalize(self, _close, worker, self._sinks)
+        self._finalizer = weakref.finalize(self, _close, worker, self.sinks)
         try:
             for sink in sinks:
-                self._sinks.add(sink)
+                self.sinks.add(sink)
         except BaseException:
             self.close()
             raise
@@ -93,7 +93,7 @@ class Sieve:
             >>> sieve = gradsieve.attach(model, optimizer=optimizer)
             >>> sieve.add_sink(gradsieve.JsonLines("steps.jsonl"))
         """
-        self._in_turn(lambda: self._sinks.add(sink))
+        self._in_turn(lambda: self.sinks.add(sink))
 
     def flush(self) -> None:
         """Wait until all steps so far have been written to the sinks.
@@ -107,7 +107,7 @@ class Sieve:
 
     def report(self) -> None:
         """Write the last step to the sinks. Called after every step by the thread that exchanged it."""
-        self._sinks.write(self.stats)
+        self.sinks.write(self.stats)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that this rank needs to continue bit for bit. Each rank saves its own state.

@@ -54,6 +54,16 @@ def test_nothing_is_chosen_before_the_end_of_the_trial() -> None:
     assert run.chooser.decided() is None
 
 
+def test_close_candidates_are_timed_again_in_turns() -> None:
+    """One heat may fall into a moment in which the machine was busy."""
+    run = Run().steps(5 * TRIAL_STEPS, {"oktopk": taking(1.2), "dense": taking(1.0)})
+    assert run.chosen is None
+    stretches = [run.made[start] for start in range(0, len(run.made), TRIAL_STEPS)]
+    assert stretches == ["oktopk", "dense", "dense", "oktopk", "oktopk"]
+    run.steps(TRIAL_STEPS, {"dense": taking(50.0)})
+    assert run.chosen == "dense"
+
+
 def test_the_first_steps_of_a_candidate_are_not_timed() -> None:
     chooser = Chooser((SPARSE, DENSE))
     chooser.begin(0.0)
@@ -80,18 +90,18 @@ def test_a_candidate_whose_bytes_alone_take_too_long_is_not_tried() -> None:
 
 def test_of_equal_times_fewer_bytes_win() -> None:
     times = {"oktopk": taking(1.02, 0.5, sent=10), "dense": taking(1.0, 0.5, sent=1000)}
-    assert Run().steps(40, times).chosen == "oktopk"
+    assert Run().steps(60, times).chosen == "oktopk"
 
 
 def test_of_equal_times_a_hidden_dense_exchange_wins() -> None:
     times = {"oktopk": taking(1.0, 0.0, sent=10), "dense": taking(1.02, 0.01, sent=1000)}
-    assert Run().steps(40, times).chosen == "dense"
+    assert Run().steps(60, times).chosen == "dense"
 
 
 def test_the_slowest_rank_counts() -> None:
     chooser = Chooser((SPARSE, DENSE))
     chooser.begin(0.0)
-    chooser.compare([taking(1.0), taking(3.0)])
+    chooser.compare([taking(1.0), taking(4.0)])
     chooser.compare([taking(2.0), taking(2.0)])
     assert chooser.candidates[chooser.current].name == "dense"
 
@@ -99,7 +109,7 @@ def test_the_slowest_rank_counts() -> None:
 def test_ranks_without_times_do_not_count() -> None:
     chooser = Chooser((SPARSE, DENSE))
     chooser.begin(0.0)
-    chooser.compare([chooser.own(), taking(3.0)])
+    chooser.compare([chooser.own(), taking(4.0)])
     chooser.compare([chooser.own(), taking(2.0)])
     assert chooser.candidates[chooser.current].name == "dense"
 
@@ -130,7 +140,7 @@ def test_it_follows_a_network_that_becomes_slower_and_faster_again() -> None:
 def test_a_change_of_what_is_waited_for_is_seen_behind_long_computing() -> None:
     run = Run().steps(60, {"oktopk": taking(10.0, 2.5), "dense": taking(11.0, 4.0)})
     assert run.chosen == "oktopk"
-    run.steps(50, {"oktopk": taking(8.0, 0.5), "dense": taking(7.0, 0.0)})
+    run.steps(100, {"oktopk": taking(8.0, 0.5), "dense": taking(7.0, 0.0)})
     assert run.chosen == "dense"
 
 

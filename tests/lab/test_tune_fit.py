@@ -208,3 +208,19 @@ def test_a_model_excludes_what_it_tells_itself() -> None:
         TunePlan(parameters=5, model="a:b")
     with pytest.raises(InputError, match="leave out --compute-seconds"):
         TunePlan(compute_seconds=5, model="a:b")
+
+
+def test_a_method_that_was_not_timed_is_as_slow_as_those_like_it() -> None:
+    """At 0.1 % steps are mostly fixed time, which was understated for all recipes: the next one looked the best."""
+    timed, like_it, other = (
+        Method("oktopk", 0.01, "exact"),
+        Method("topka", 0.01, "exact"),
+        Method("topka", 0.1, "exact"),
+    )
+    constants = Constants(fixed_seconds=0.01)
+    gradients = {(recipe, "exact"): constants for recipe in ("oktopk", "topka")}
+    model, job = Model(4, 1e9, gradients), stand_in_job(1 << 20, 0.0)
+    calibrated = model.calibrated(timed, 3.0)
+    assert calibrated.step_seconds(like_it, job) == pytest.approx(3 * model.step_seconds(like_it, job))
+    assert calibrated.step_seconds(other, job) == model.step_seconds(other, job)
+    assert calibrated.calibrated(like_it, 1.0).step_seconds(like_it, job) == model.step_seconds(like_it, job)

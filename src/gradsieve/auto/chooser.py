@@ -1,7 +1,7 @@
 """Chooses the fastest of several candidates from the time that steps take: the same decision on all ranks.
 
 1. Trial: each candidate makes some steps. One that could not win even if the network were all it waited for is left
-   out.
+   out. Candidates that are close to the fastest make some more, in turns.
 2. Decision: the fastest. Where the difference is within the noise: a dense exchange that is hidden behind computing, or
    else the candidate that sends least.
 3. Watch: the time of the chosen candidate is compared from time to time. If it has changed, a new trial begins, in
@@ -21,6 +21,8 @@ from gradsieve.stats.figures import Decided
 SETTLING_STEPS = 3  # of each candidate, not timed: thresholds are adapted until the third
 TIMED_STEPS = 5
 WATCHED_STEPS = 10  # between two comparisons of the ranks' times
+HEATS = 3  # times that a candidate is timed in a trial, if it is close to the fastest
+CLOSE = 1.5  # times the fastest
 NOISE = 0.03  # relative differences of step times that mean nothing
 ADVANTAGE = 0.10  # that another candidate must show before the decision changes; more changes it less often
 CHANGE = 1.5  # factor between step times that begins a new trial; more does so less often
@@ -48,6 +50,7 @@ class Chooser:
         self.measured: dict[int, Timing] = {}  # in the last trial
         self.left_out: dict[int, float] = {}  # in the last trial: the seconds that their bytes alone would take
         self.excluded: set[int] = set()
+        self._heats: dict[int, list[Timing]] = {}  # in the last trial: what `measured` has the medians of
         self._waiting: list[int] = []  # to be tried
         self._floors: list[float] = []  # seconds that the bytes of each candidate take alone
         self._timings: list[Timing] = []
@@ -60,7 +63,7 @@ class Chooser:
         self._floors = [seconds_per_byte * candidate.least_bytes for candidate in self.candidates]
         possible = [index for index in range(len(self.candidates)) if index not in self.excluded]
         self._waiting = sorted(possible, key=lambda index: index != self.chosen)  # the chosen one first
-        self.measured, self.left_out, self.is_trying = {}, {}, True
+        self._heats, self.measured, self.left_out, self.is_trying = {}, {}, {}, True
         self._try_next()
 
     def exclude(self, index: int) -> None:
@@ -89,7 +92,10 @@ class Chooser:
         measured = slowest(timings)
         self._steps, self._timings = 0, []
         if self.is_trying:
-            self.measured[self.current] = measured
+            self._heats.setdefault(self.current, []).append(measured)
+            self.measured[self.current] = typical([timing for timing in self._heats[self.current] if timing.is_known])
+            if not self._waiting:
+                self._waiting = self._next_heat()
             self._try_next()
             return False
         if not self._reference.is_known:
@@ -106,6 +112,14 @@ class Chooser:
                 return
             self.left_out[candidate] = self._floors[candidate]
         self._choose()
+
+    def _next_heat(self) -> list[int]:
+        """Return the candidates to be timed again: those close to the fastest, beginning with the current one."""
+        known = {index: timing.seconds for index, timing in self.measured.items() if timing.is_known}
+        close = [index for index, seconds in known.items() if seconds <= CLOSE * min(known.values())]
+        if len(close) < 2 or any(len(self._heats[index]) >= HEATS for index in close):
+            return []
+        return sorted(close, key=lambda index: (index != self.current, index))
 
     def _choose(self) -> None:
         before, self.is_trying = self.chosen, False
@@ -141,6 +155,7 @@ class Chooser:
             "chosen": self.chosen,
             "is_trying": self.is_trying,
             "measured": {index: tuple(timing) for index, timing in self.measured.items()},
+            "heats": {index: [tuple(timing) for timing in timings] for index, timings in self._heats.items()},
             "left_out": dict(self.left_out),
             "excluded": sorted(self.excluded),
             "waiting": list(self._waiting),
@@ -159,6 +174,7 @@ class Chooser:
         """Continue from a state of a chooser with the same candidates."""
         self.current, self.chosen, self.is_trying = state["current"], state["chosen"], state["is_trying"]
         self.measured = {index: Timing(*figures) for index, figures in state["measured"].items()}
+        self._heats = {index: [Timing(*each) for each in timings] for index, timings in state["heats"].items()}
         self.left_out, self._waiting = dict(state["left_out"]), list(state["waiting"])
         self.excluded = set(state["excluded"])
         self._floors, self._steps = list(state["floors"]), state["steps"]

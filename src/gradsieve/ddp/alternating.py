@@ -84,4 +84,5 @@ class AlternatingFeed(UpdateFeed):
         if self._is_compared():
             self.sieve.local.take_on()
             self.worker.call(lambda: self._located(lambda: self._compare(joined)))
-        self.worker.submit(self.sieve.report)
+        if self.sieve.sinks:
+            self.worker.submit(self.sieve.report)

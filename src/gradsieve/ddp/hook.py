@@ -216,7 +216,7 @@ class Pass:
         if self._error is None and last:
             self._step.finish()
         self._release(index, finished=last)
-        if last and self._error is None:
+        if last and self._error is None and self._feed.sieve.sinks:
             # Nothing waits for the report. Its errors do not belong to this pass.
             self._feed.worker.submit(self._feed.sieve.report)
 

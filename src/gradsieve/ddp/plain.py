@@ -49,6 +49,7 @@ class PlainPass:
         assert sieve.worker is not None, "under DDP a worker exchanges"
         self._sieve, self._sums = sieve, sums
         self._error: BaseException | None = None
+        self._has_first = first is not None
         if first is not None:
             # The parameters do not change before the pass ends, since the optimizer waits for it.
             sieve.worker.submit(first, self.fail)
@@ -73,11 +74,13 @@ class PlainPass:
             waited = self._sums.wait()
         except Exception as error:
             self._keep(error, "sum")
-        worker.call(lambda: None)  # the comparison of replicas is done
+        if self._has_first:
+            worker.call(lambda: None)  # the comparison of replicas is done
         if self._error is not None:
             raise self._error
         engine.count_dense_step(waited)
-        worker.submit(self._sieve.report)
+        if self._sieve.sinks:
+            worker.submit(self._sieve.report)
 
     def fail(self, error: BaseException) -> None:
         """Keep the first error."""

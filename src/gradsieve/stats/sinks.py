@@ -154,6 +154,9 @@ class Sinks:
             sink.open(self._rank)
             self._open.append(sink)
 
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
     def write(self, stats: Stats) -> None:
         """Write a step to all sinks. Never raises."""
         for sink in tuple(self._open):

@@ -25,7 +25,7 @@ DENSE_STEP_SECONDS = 1.0  # of each of the two dense steps before PowerSGD begin
 TORCH_STEPS = (3, 4)  # to warm up, and timed: PowerSGD begins at its third step
 OWN_STEPS = (14, 7)  # connections are made at the 13th call
 TOP = 3  # methods that must have been timed themselves before they are called the best
-MOST_CALIBRATED = 6
+MOST_CALIBRATED = 10
 CANDIDATE_NUMEL = 32 << 20  # entries at most of a candidate's stand-in: several groups, as the model itself has
 
 Tell = Callable[[str, int, int], None]
@@ -128,7 +128,7 @@ def _calibrated(model: Model, job: Job, methods: Sequence[Method], comm: Countin
         per_entry = model.exchange_seconds(method, job) / job.numel
         numel = decided(lambda per_entry=per_entry: _size(job.numel, per_entry, CANDIDATE_NUMEL))  # type: ignore[misc]
         seconds = _timed(method, numel, comm).seconds
-        expected = model.step_seconds(method, stand_in_job(numel, 0.0))
+        expected = model.calibrated(method, 1.0).step_seconds(method, stand_in_job(numel, 0.0))
         model = model.calibrated(method, seconds / expected)
     tell("best candidates", MOST_CALIBRATED, MOST_CALIBRATED)
     return model

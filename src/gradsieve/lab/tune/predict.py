@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class Model:
 
     def parts(self, method: Method, job: Job, bits_per_second: float) -> list[Part]:
         """The exchanges of one step, in order."""
-        per_byte, factor = 8 / bits_per_second, self.calibration.get(method, 1.0)
+        per_byte, factor = 8 / bits_per_second, self._factor(method)
         constants = self._constants(method)
         if method.is_baseline:
             return self._buckets(method, job, constants.scaled(factor), per_byte)
@@ -89,6 +90,20 @@ class Model:
             busy = dense.busy_seconds(whole, 0) if whole else 0.0
             found.append(Part(whole, factor * (busy + step), factor * self._whole_bytes(whole) * per_byte))
         return found
+
+    def _factor(self, method: Method) -> float:
+        """Measured over modelled time. For a method that was not timed itself, the median of those like it.
+
+        At low densities most of a step is fixed time, which short exchanges understate for all recipes alike.
+        """
+        if method in self.calibration:
+            return self.calibration[method]
+        alike = [
+            factor
+            for other, factor in self.calibration.items()
+            if (other.of_updates, other.is_baseline, other.density) == (method.of_updates, False, method.density)
+        ]
+        return median(alike) if alike and not method.is_baseline else 1.0
 
     def _buckets(self, method: Method, job: Job, constants: Constants, per_byte: float) -> list[Part]:
         one = BASELINES[method.recipe].bucket_mb == WHOLE_MODEL_MB
