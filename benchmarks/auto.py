@@ -1,4 +1,4 @@
-"""Does recipe "auto" take as long per step as the best single choice? Whole training steps of stand-in models, in turns.
+"""Does recipe "auto" take as long per step as the best single choice? Training steps of stand-in models, in turns.
 
 Each network, size, computing time and kind of exchange is one case. In each round all contenders of a case train one
 after the other, in an order that turns from round to round. "auto" decides from its own measurements first, as for a

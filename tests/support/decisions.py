@@ -9,7 +9,7 @@ from gradsieve.auto import Timing
 from gradsieve.sieve import Sieve
 
 DENSE_WINS = {"dense": 1.0, "onebit": 2.0, "oktopk": 2.0, "topka": 3.0}  # clearly: one heat decides
-DENSE_LOSES = {"dense": 50.0, "onebit": 3.0, "oktopk": 2.0, "topka": 3.0}
+DENSE_LOSES = {"dense": 50.0, "onebit": 3.0, "oktopk": 2.0, "topka": 4.0}
 
 
 def scripted(sieve: Sieve, seconds: Mapping[str, float]) -> dict[str, float]:
