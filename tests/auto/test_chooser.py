@@ -144,6 +144,28 @@ def test_a_change_of_what_is_waited_for_is_seen_behind_long_computing() -> None:
     assert run.chosen == "dense"
 
 
+def test_a_network_that_breaks_down_at_the_end_of_a_trial_is_not_taken_for_the_usual() -> None:
+    """It happened: the trial saw the fast network, the next comparison the slow one, and dense stayed for good."""
+    run = Run().steps(2 * TRIAL_STEPS, FAST)
+    assert run.chosen == "dense"
+    run.steps(WATCHED_STEPS + 2 * TRIAL_STEPS, SLOW)
+    assert run.chosen == "oktopk"
+
+
+def test_a_network_that_became_fast_is_seen_by_a_glance() -> None:
+    """A sparse step may take as long as before: it has nearly nothing to send."""
+    run = Run(seconds_per_byte=1e-4).steps(TRIAL_STEPS, {"oktopk": taking(2.0)})
+    run.steps(PATIENCE_STEPS + WATCHED_STEPS, {"oktopk": taking(2.0)})
+    assert not run.chooser.glances(6e-5)  # not much faster
+    assert not run.chooser.glances(3e-6)  # much faster, and its bytes alone would still take 3 s
+    assert run.chooser.glances(1e-6)
+
+
+def test_a_glance_soon_after_a_trial_says_nothing() -> None:
+    run = Run(seconds_per_byte=1e-4).steps(TRIAL_STEPS + WATCHED_STEPS, {"oktopk": taking(2.0)})
+    assert not run.chooser.glances(1e-6)
+
+
 def test_small_changes_begin_no_trial() -> None:
     run = Run().steps(60, FAST)
     run.steps(200, {"oktopk": taking(0.9), "dense": taking(1.3, 0.5)})

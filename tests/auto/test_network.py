@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor
 
-from gradsieve.auto.network import seconds_per_byte
+from gradsieve.auto.network import measured_pace
 from gradsieve.comm import Comm, CountingComm
 from gradsieve.testing import run_ranks
 
@@ -22,15 +22,16 @@ class Slow(CountingComm):
 
 
 def test_latency_is_not_taken_for_bandwidth() -> None:
-    found = run_ranks(3, lambda comm: seconds_per_byte(Slow(comm), 1e9))
+    found = run_ranks(3, lambda comm: measured_pace(Slow(comm), 1e9))
     assert len(set(found)) == 1
-    assert 0.7e-7 < found[0] < 2e-7
+    assert 0.7e-7 < found[0].seconds_per_byte < 2e-7
+    assert found[0].cost_seconds >= 0.05
 
 
 def test_no_more_bytes_than_the_model_has() -> None:
     def sent(comm: Comm) -> int:
         counting = CountingComm(comm)
-        seconds_per_byte(counting, 1 << 18)
+        measured_pace(counting, 1 << 18)
         return counting.traffic.bytes_sent
 
     assert max(run_ranks(2, sent)) < 2 << 18
@@ -45,7 +46,7 @@ def test_only_zeros_are_summed() -> None:
                 seen.append(bool(torch.any(tensor)))
                 return super().all_reduce(tensor)
 
-        seconds_per_byte(Looking(comm), 1 << 16)
+        measured_pace(Looking(comm), 1 << 16)
         return seen
 
     assert not any(any(seen) for seen in run_ranks(2, summed))

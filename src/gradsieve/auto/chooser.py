@@ -26,6 +26,8 @@ CLOSE = 1.5  # times the fastest
 NOISE = 0.03  # relative differences of step times that mean nothing
 ADVANTAGE = 0.10  # that another candidate must show before the decision changes; more changes it less often
 CHANGE = 1.5  # factor between step times that begins a new trial; more does so less often
+DRASTIC = 4.0  # times as slow as in the last trial: begins a new one at once
+FASTER = 2.0  # times as fast as in the last trial: a network on which a candidate that sends more is tried again
 HOPELESS = 1.2  # a candidate whose bytes alone take this many times the best step is left out
 PATIENCE_STEPS = 20  # after a trial, before the next one; doubled by each trial that changes nothing
 MOST_PATIENCE_STEPS = 160
@@ -100,6 +102,8 @@ class Chooser:
             return False
         if not self._reference.is_known:
             self._reference = measured
+        if measured.seconds > DRASTIC * self._reference.seconds:
+            return True
         return self._rest == 0 and _has_changed(measured, self._reference)
 
     def _try_next(self) -> None:
@@ -113,10 +117,27 @@ class Chooser:
             self.left_out[candidate] = self._floors[candidate]
         self._choose()
 
+    def glances(self, seconds_per_byte: float) -> bool:
+        """Use a glance at the network. Returns whether a new trial must begin: bytes may have become cheap."""
+        if self.is_trying or self._rest or not self._reference.is_known:
+            return False
+        for index, candidate in enumerate(self.candidates):
+            floor = seconds_per_byte * candidate.least_bytes
+            could_win = index != self.chosen and index not in self.excluded
+            if could_win and floor * FASTER < self._floors[index] and floor <= HOPELESS * self._reference.seconds:
+                return True
+        return False
+
+    @property
+    def sends_less(self) -> bool:
+        """Whether the chosen candidate would lose against another one on a fast network, without becoming slower."""
+        return self.chosen is not None and not self.is_trying and not self.candidates[self.chosen].is_dense
+
     def _next_heat(self) -> list[int]:
         """Return the candidates to be timed again: those close to the fastest, beginning with the current one."""
         known = {index: timing.seconds for index, timing in self.measured.items() if timing.is_known}
-        close = [index for index, seconds in known.items() if seconds <= CLOSE * min(known.values())]
+        limit = CLOSE if self.chosen is None else 1 + ADVANTAGE  # a later trial is to be short: the network has changed
+        close = [index for index, seconds in known.items() if seconds <= limit * min(known.values(), default=0.0)]
         if len(close) < 2 or any(len(self._heats[index]) >= HEATS for index in close):
             return []
         return sorted(close, key=lambda index: (index != self.current, index))
@@ -124,7 +145,7 @@ class Chooser:
     def _choose(self) -> None:
         before, self.is_trying = self.chosen, False
         self.chosen = self.current = self._winner(before)
-        self._reference = NOTHING  # the next comparison's: a trial's first steps also change the way
+        self._reference = self.measured.get(self.chosen, NOTHING)
         self._patience = PATIENCE_STEPS if before != self.chosen else min(2 * self._patience, MOST_PATIENCE_STEPS)
         self._rest = self._patience
 

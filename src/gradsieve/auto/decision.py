@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradsieve.auto.chooser import Candidate, Chooser
-from gradsieve.auto.network import seconds_per_byte
+from gradsieve.auto.chooser import WATCHED_STEPS, Candidate, Chooser
+from gradsieve.auto.network import GLANCE_BYTES, measured_pace
 from gradsieve.auto.timing import Timing, gathered
-from gradsieve.comm import CountingComm
+from gradsieve.comm import Comm, CountingComm
 from gradsieve.stats import Stats
+
+GLANCE_SHARE = 0.01  # of the time of training, for glances at the network; more follows faster
 
 _log = logging.getLogger("gradsieve")
 
@@ -37,10 +39,12 @@ class Decision:
         self._comm, self._device, self._stats = comm, device, stats
         self._present: Present | None = None
         self.seconds: float | None = None  # of the present step, if it has ended
+        self._unseen_seconds = 0.0  # since the last glance at the network; the same on all ranks
+        self._glance_cost = 0.0  # seconds of the last glance; the same on all ranks
         self._most_bytes = max(candidate.least_bytes for candidate in candidates)
         with comm.aside() as beside:
-            self._seconds_per_byte = seconds_per_byte(beside, self._most_bytes)
-        self.chooser.begin(self._seconds_per_byte)
+            self._pace = measured_pace(beside, self._most_bytes)
+        self.chooser.begin(self._pace.seconds_per_byte)
 
     def begin_step(self) -> None:
         """Note the beginning of what is measured of a step."""
@@ -70,13 +74,25 @@ class Decision:
         """Compare the times of all ranks, and choose. All ranks call it together when `chooser.is_due`."""
         chooser, before = self.chooser, self.chooser.is_trying
         with self._comm.aside() as beside:
-            if chooser.compare(gathered(chooser.own(), beside)):
-                self._seconds_per_byte = seconds_per_byte(beside, self._most_bytes)
-                chooser.begin(self._seconds_per_byte)
+            timings = gathered(chooser.own(), beside)
+            if chooser.compare(timings) or self._glance(timings, beside):
+                self._pace = measured_pace(beside, self._most_bytes)
+                chooser.begin(self._pace.seconds_per_byte)
         if before and not chooser.is_trying:
             self._stats.decided = chooser.decided()
             if self._comm.rank == 0:
                 _log.info("gradsieve: decided at step %d: %s", self._stats.steps, self)
+
+    def _glance(self, timings: Sequence[Timing], beside: Comm) -> bool:
+        """Look at the network if that takes less than `GLANCE_SHARE` of the time. Whether it has become much faster."""
+        if not self.chooser.sends_less:
+            return False
+        self._unseen_seconds += WATCHED_STEPS * max((t.seconds for t in timings if t.is_known), default=0.0)
+        if self._unseen_seconds * GLANCE_SHARE < self._glance_cost:
+            return False
+        pace = measured_pace(beside, GLANCE_BYTES)
+        self._unseen_seconds, self._glance_cost = 0.0, pace.cost_seconds
+        return self.chooser.glances(pace.seconds_per_byte)
 
     def __str__(self) -> str:
         """What is decided and why, in a sentence without a full stop."""
@@ -95,7 +111,7 @@ class Decision:
             self.chooser.load(state["chooser"])
             self._stats.decided = self.chooser.decided()
         else:
-            self.chooser.begin(self._seconds_per_byte)
+            self.chooser.begin(self._pace.seconds_per_byte)
 
     def _now(self) -> float:
         if self._device.type == "cuda":

@@ -8,6 +8,7 @@ last message must be long.
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import torch
 
@@ -16,18 +17,27 @@ from gradsieve.comm import Comm
 FIRST_BYTES = 1 << 14
 GROWTH = 4
 LONG_ENOUGH_SECONDS = 0.05
+GLANCE_BYTES = FIRST_BYTES * GROWTH  # of a measurement during training: rough, and short
 
 
-def seconds_per_byte(comm: Comm, most_bytes: float) -> float:
-    """Return the seconds per byte that a rank sends, the same on every rank. All ranks call it together."""
-    before, num_bytes = 0.0, FIRST_BYTES
+class Pace(NamedTuple):
+    """The result of a measurement, the same on every rank."""
+
+    seconds_per_byte: float  # that a rank sends
+    cost_seconds: float  # of the measurement itself
+
+
+def measured_pace(comm: Comm, most_bytes: float) -> Pace:
+    """Measure the network. All ranks call it together."""
+    before, cost, num_bytes = 0.0, 0.0, FIRST_BYTES
     comm.all_reduce(torch.zeros(1))  # connections are opened, and all ranks have come
     while True:
         seconds = _timed(comm, num_bytes)
+        cost += seconds
         if seconds >= LONG_ENOUGH_SECONDS or num_bytes >= most_bytes:
             more = num_bytes - (num_bytes // GROWTH if before else 0)
             sent_per_byte = 2 * (comm.size - 1) / comm.size
-            return max(0.0, seconds - before) / more / sent_per_byte
+            return Pace(max(0.0, seconds - before) / more / sent_per_byte, cost)
         before, num_bytes = seconds, num_bytes * GROWTH
 
 
