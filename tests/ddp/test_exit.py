@@ -83,3 +83,14 @@ def test_ranks_that_lost_a_peer_end_with_its_error() -> None:
         assert f"PeerLostError: rank {rank}: step 4, all parameters: their comparison failed" in end.words
         assert "lost rank 2 " in end.words
         assert "in phase comparison of replicas" in end.words
+
+
+@pytest.mark.parametrize("ending", ["lost-gradients", "lost-updates"])
+def test_a_peer_that_is_lost_in_a_dense_step_is_named(ending: str) -> None:
+    *survivors, victim = run_job(3, ending)
+    assert victim.code == -9
+    for rank, end in enumerate(survivors):
+        assert end.code == 1, f"rank {rank} ended with {end.code}: {end.words[-2000:]}"
+        assert f"PeerLostError: rank {rank}: step " in end.words
+        assert "all parameters: their sum failed: " in end.words
+        assert "lost rank 2 " in end.words

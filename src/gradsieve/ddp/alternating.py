@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.optim import Optimizer
 
 from gradsieve.ddp.hook import NO_GRAPH_TASK
+from gradsieve.ddp.located import located
 from gradsieve.ddp.plain import PlainSums
 from gradsieve.ddp.updates import UpdateFeed
 from gradsieve.updates import UpdateSieve
@@ -54,7 +55,10 @@ class AlternatingFeed(UpdateFeed):
         return future
 
     def _wait(self) -> None:
-        self.decision.exposed_seconds = self._sums.wait()
+        try:
+            self.decision.exposed_seconds = self._sums.wait()
+        except Exception as error:
+            raise located(error, self.engine, None, "sum") from error
 
     def between_steps(self, joined: bool) -> None:
         """Choose, and exchange what the last step left to exchange."""

@@ -24,11 +24,24 @@ class PlainSums:
         self._link = Link(group, timeout_seconds)
         self._size = dist.get_world_size(group)
         self._under_way: list[Any] = []
+        self._error: BaseException | None = None
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
-        """Start to sum a bucket. The future has the mean."""
-        buffer = bucket.buffer().div_(self._size)
-        work = dist.all_reduce(buffer, group=self._link.group, async_op=True)
+        """Start to sum a bucket. The future has the mean.
+
+        An error is kept for `wait`: raised here, DDP would make it unreadable.
+        """
+        if self._error is None:
+            try:
+                return self._begun(bucket.buffer())
+            except RuntimeError as error:
+                self._error = error
+        unchanged: torch.futures.Future[Tensor] = torch.futures.Future()
+        unchanged.set_result(bucket.buffer())
+        return unchanged
+
+    def _begun(self, buffer: Tensor) -> "torch.futures.Future[Tensor]":
+        work = dist.all_reduce(buffer.div_(self._size), group=self._link.group, async_op=True)
         self._under_way.append(work)
         future: torch.futures.Future[Tensor] = work.get_future().then(_only)
         return future
@@ -37,6 +50,9 @@ class PlainSums:
         """Wait for all sums of this backward pass, and return the seconds. A lost peer raises `PeerLostError`."""
         began = time.perf_counter()
         works, self._under_way = self._under_way, []
+        error, self._error = self._error, None
+        if error is not None:
+            raise self._link.lost(None, error) from error
         for work in works:
             self._link.finish(work, None)
         return time.perf_counter() - began
@@ -55,15 +71,8 @@ class PlainPass:
             sieve.worker.submit(first, self.fail)
 
     def take(self, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
-        """Sum a bucket. Errors are kept until the end of the pass: raised here, DDP would make them unreadable."""
-        if self._error is None:
-            try:
-                return self._sums.take(bucket)
-            except Exception as error:
-                self._keep(error, "sum")
-        unchanged: torch.futures.Future[Tensor] = torch.futures.Future()
-        unchanged.set_result(bucket.buffer())
-        return unchanged
+        """Sum a bucket."""
+        return self._sums.take(bucket)
 
     def wait(self) -> None:
         """Wait for all sums, count the step, and raise the first error."""
