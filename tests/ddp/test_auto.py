@@ -131,6 +131,8 @@ def test_dense_steps_are_those_of_ddp_and_torchs_adamw(rank: int) -> None:
         for ours, other in zip(model.parameters(), plain.parameters(), strict=True):
             assert torch.allclose(ours.grad, other.grad, rtol=1e-5, atol=1e-7)
             assert torch.allclose(ours, other, rtol=1e-5, atol=1e-5)
+    for name, shared in sieve.shared_parameters().items():
+        assert torch.equal(shared, model.module.get_parameter(name).flatten())
     assert sieve.clip_factor == 1.0
     assert same_everywhere(digest([tensor for state in optimizer.state.values() for tensor in tensors(state)]))
     sieve.close()

@@ -107,6 +107,8 @@ class UpdateSieve(Sieve):
 
     def shared_parameters(self) -> Mapping[str, Tensor]:
         """Return the parameters of the shared model, flat, by name; the same on every rank, bit for bit."""
+        if self.local.is_paused:  # the optimizer has moved the parameters only
+            self.local.take_on()
         return self._updates.shared
 
     def state_dict(self) -> dict[str, Any]:
