@@ -48,7 +48,7 @@ class Decision:
 
     def begin_step(self) -> None:
         """Note the beginning of what is measured of a step."""
-        self.exposed_seconds, self._seconds = 0.0, None
+        self.exposed_seconds, self.seconds = 0.0, None
         self._present = Present(self._now(), self._comm.traffic.bytes_sent)
 
     def end_step(self) -> None:
