@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,3 +156,18 @@ def test_a_network_has_nothing_added_to_its_times() -> None:
 def test_a_demo_without_an_exchange_is_refused() -> None:
     with pytest.raises(InputError, match="hosts must be at least 2"):
         Demo(hosts=1)
+
+
+def test_the_space_is_entered_before_torch_is_imported() -> None:
+    """Torch starts threads, and a process with threads may not enter a user namespace: plain users had no network."""
+    code = """
+import sys
+from gradsieve.cli import demo, main
+def enter_space():
+    print("torch" in sys.modules, flush=True)
+    sys.exit(0)
+demo.enter_space = enter_space
+main(["demo", "--steps", "1"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "False\n", done.stderr

@@ -51,13 +51,14 @@ def demo(options: DemoOptions) -> None:
 
     Where no network can be built, the ranks run over loopback, and the time on the links is computed.
     """
-    from gradsieve.cli.demo_output import next_steps, summary, table
-    from gradsieve.cli.demo_progress import watching
-    from gradsieve.lab.bench.demo import run_demo
     from gradsieve.lab.interrupts import termination_unwinds
 
     with termination_unwinds():
-        planned = _planned(options)
+        planned = _planned(options)  # before torch is imported: its threads keep a process from entering a space
+        from gradsieve.cli.demo_output import next_steps, summary, table
+        from gradsieve.cli.demo_progress import watching
+        from gradsieve.lab.bench.demo import run_demo
+
         folder = create_run_folder(options.out, "demo")
         if planned.obstacle and not options.as_json:
             stderr().print(f"No network: {planned.obstacle}. Training over loopback instead.", soft_wrap=True)

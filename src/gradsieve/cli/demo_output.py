@@ -17,7 +17,8 @@ Next, in your own script (DistributedDataParallel under torchrun):
      optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     +sieve = gradsieve.attach(model, optimizer=optimizer)
 
-That exchanges one-bit updates. Ok-Topk, for SGD without momentum, is gradsieve.attach(model, "oktopk", density=0.03).
+That exchanges one-bit updates, or dense gradients where these are faster.
+Ok-Topk, for SGD without momentum, is gradsieve.attach(model, "oktopk", density=0.03).
 Your script on links like these: gradsieve lab run --hosts 4 --rate 100mbit -- python train.py
 Read on: {PAGES}/optimizers.md, ddp.md, frontends.md (Lightning, Accelerate, Trainer), network-lab.md."""
 
